@@ -1,0 +1,241 @@
+/* mxdraft: exact low-bit text generation on small CPUs. The only public header.
+ *
+ * Three objects, opened in this order and closed in reverse:
+ *   mxd_model   a bundle file (.mxb), mapped read-only and fully validated   (runtime/BUNDLE.md)
+ *   mxd_engine  one arena (KV cache, activations) and a thread pool for a model
+ *   mxd_seq     one token timeline with its own sampling settings
+ *
+ * Promise (docs/arithmetic.md): for the same bundle, precision and tokens, logits are the same bit for bit on
+ * every instruction set, thread count, batch width and prefill chunk; so are the sampled tokens.
+ *
+ * Conventions: functions that can fail return mxd_status and fill *err (may be NULL); output handles are set
+ * to NULL on failure. The library never prints, never exits, and allocates nothing after mxd_seq_open().
+ * An engine and its sequences belong to one caller thread at a time; a model may be shared by engines.
+ *
+ * Complete use:
+ *
+ *   mxd_error e; mxd_model *m; mxd_engine *g; mxd_seq *s;
+ *   mxd_options o; mxd_options_default(&o); o.ctx = 512;
+ *   mxd_sampling p; mxd_sampling_default(&p); p.max_tokens = 64;
+ *   if (mxd_model_open("model.mxb", &m, &e)) die(e.message);
+ *   if (mxd_engine_open(m, &o, &g, &e)) die(e.message);
+ *   if (mxd_seq_open(g, &p, &s, &e)) die(e.message);
+ *   mxd_message msg = {"user", "Why is the sky blue?"};
+ *   uint32_t ids[512]; size_t n;
+ *   if (mxd_chat_encode(m, &msg, 1, 1, ids, 512, &n, &e)) die(e.message);
+ *   if (mxd_seq_prompt(s, ids, n, &e)) die(e.message);
+ *   while (mxd_seq_stop(s) == MXD_STOP_NONE) {
+ *       if (mxd_step(g, &s, 1, &e)) die(e.message);
+ *       size_t len; const char *text = mxd_seq_text(s, &len);
+ *       fwrite(text, 1, len, stdout);
+ *   }
+ *   mxd_seq_close(&s); mxd_engine_close(&g); mxd_model_close(&m);
+ */
+#ifndef MXDRAFT_H
+#define MXDRAFT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define MXD_API __attribute__((visibility("default")))
+#else
+#define MXD_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The Python binding reads its declarations from between the two cdef lines: plain C only, no preprocessor. */
+/* <cdef> */
+
+typedef struct mxd_model mxd_model;
+typedef struct mxd_engine mxd_engine;
+typedef struct mxd_seq mxd_seq;
+
+/* 1..9: general. 20..: why a bundle was refused, one code a lie (BUNDLE.md lists them). */
+typedef enum mxd_status {
+    MXD_OK = 0,
+    MXD_ERR_ARGUMENT = 1,    /* a parameter is out of range; the message names it */
+    MXD_ERR_IO = 2,          /* the operating system refused; the message carries its reason */
+    MXD_ERR_MEMORY = 3,      /* the plan does not fit; the message names the largest context that does */
+    MXD_ERR_CONTEXT = 4,     /* the tokens do not fit the context; the message gives both numbers */
+    MXD_ERR_NUMERIC = 5,     /* non-finite value; the message names layer and position */
+    MXD_ERR_UNSUPPORTED = 6, /* the bundle lacks what was asked for (e.g. full precision) */
+    MXD_ERR_BUFFER = 7,      /* the caller's buffer is too small; the needed size is in the out-parameter */
+    MXD_ERR_MISMATCH = 8,    /* verify: the digest differs from the bundle's golden one */
+    MXD_BAD_MISSING = 20,    /* no such file */
+    MXD_BAD_MAGIC = 21,
+    MXD_BAD_VERSION = 22,
+    MXD_BAD_LENGTH = 23,     /* file length differs from the header's: truncated or extended */
+    MXD_BAD_HEADER = 24,     /* section table checksum, reserved bytes or counts */
+    MXD_BAD_NAME = 25,       /* name not printable ASCII, not NUL-padded, or duplicated */
+    MXD_BAD_RANGE = 26,      /* section outside the file, overlapping, unaligned or out of order */
+    MXD_BAD_CHECKSUM = 27,   /* section bytes differ from their checksum */
+    MXD_BAD_SECTION = 28,    /* a required section is missing */
+    MXD_BAD_CONFIG = 29,     /* dimensions impossible or inconsistent */
+    MXD_BAD_DTYPE = 30,
+    MXD_BAD_SHAPE = 31,      /* tensor shape differs from what the config asks for */
+    MXD_BAD_TENSOR = 32,     /* tensor missing, duplicated, or its bytes outside its section */
+    MXD_BAD_SCALE = 33,      /* an E8M0 code of 255 (NaN) */
+    MXD_BAD_TOKENIZER = 34,
+    MXD_BAD_CHAT = 35,
+    MXD_BAD_GOLDEN = 36
+} mxd_status;
+
+typedef struct mxd_error {
+    int32_t status;
+    char message[508];
+} mxd_error;
+
+typedef enum mxd_precision {
+    MXD_PRECISION_AUTO = 0, /* full if the bundle has the residual plane, else base */
+    MXD_PRECISION_BASE = 1, /* MXFP4 base plane */
+    MXD_PRECISION_FULL = 2  /* base + residual plane */
+} mxd_precision;
+
+typedef struct mxd_options {
+    uint32_t ctx;       /* positions per sequence; 0 = min(2048, the model's maximum) */
+    uint32_t max_seqs;  /* sequences open at once, 1..64; default 1 */
+    uint32_t max_rows;  /* rows of one engine step (prefill chunk), 1..512; default 64 */
+    uint32_t threads;   /* 0 = min(affinity, cgroup quota, fastest core class) */
+    uint32_t precision; /* mxd_precision */
+} mxd_options;
+
+/* Memory plan in bytes; everything the engine will allocate, known before it does. */
+typedef struct mxd_plan {
+    uint64_t weights;     /* mapped file pages this precision reads */
+    uint64_t kv_cache;    /* max_seqs x ctx x layers x 2 x kv_heads x head_dim x 2 (f16) */
+    uint64_t activations; /* workspaces of max_rows rows, logits, attention scores */
+    uint64_t sequences;   /* token histories and text buffers */
+    uint64_t total;
+    uint64_t available;   /* what this machine can give now: MemAvailable, cgroup and rlimit */
+    uint32_t ctx;         /* the options as resolved */
+    uint32_t threads;
+    uint32_t precision;
+    uint32_t largest_ctx; /* largest context that would fit `available`, 0 if none */
+} mxd_plan;
+
+typedef struct mxd_model_info {
+    uint32_t hidden, layers, heads, kv_heads, head_dim, ffn, vocab, max_positions;
+    uint32_t has_residual;   /* 1: full precision is available */
+    uint32_t bos;            /* UINT32_MAX: none */
+    uint64_t file_bytes;
+    const char *provenance;  /* JSON text, NUL-terminated, owned by the model */
+    const char *path;
+} mxd_model_info;
+
+typedef struct mxd_message {
+    const char *role;    /* "system", "user", "assistant": what the bundle's template knows */
+    const char *content; /* UTF-8; control-token text inside is plain text */
+} mxd_message;
+
+typedef struct mxd_sampling {
+    float temperature;    /* 0 = greedy (lowest id among equals) */
+    uint32_t top_k;       /* 0 = off */
+    float top_p;          /* 1 = off */
+    float min_p;          /* 0 = off */
+    float repeat_penalty; /* 1 = off; divides positive and multiplies negative logits of committed tokens */
+    uint64_t seed;
+    uint32_t max_tokens;  /* 0 = until the context is full */
+    uint32_t ignore_eos;  /* 1: end-of-sequence tokens do not stop */
+    const char *const *stop; /* stop strings; copied by mxd_seq_open */
+    uint32_t stop_count;     /* <= 16, each 1..256 bytes */
+} mxd_sampling;
+
+typedef enum mxd_stop {
+    MXD_STOP_NONE = 0,
+    MXD_STOP_EOS = 1,
+    MXD_STOP_LIMIT = 2,   /* max_tokens */
+    MXD_STOP_CONTEXT = 3, /* context full */
+    MXD_STOP_STRING = 4
+} mxd_stop_reason;
+
+typedef struct mxd_stats {
+    uint64_t prompt_tokens, generated_tokens, drafted, accepted, steps;
+    double prefill_s, decode_s, first_token_s;
+    uint64_t bytes_read;     /* weight and KV bytes streamed by decode steps */
+    uint64_t peak_rss_bytes;
+} mxd_stats;
+
+/* ---- model ---- */
+mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err);
+void mxd_model_close(mxd_model **model);
+void mxd_model_get_info(const mxd_model *model, mxd_model_info *out);
+
+/* ---- text ---- */
+/* Plain text to ids: special tokens are never produced. *n gets the count; MXD_ERR_BUFFER if cap is too small.
+ * Bytes that are not UTF-8 are encoded byte by byte (BUNDLE.md, tokenizer). */
+mxd_status mxd_encode(const mxd_model *model, const char *text, size_t len, uint32_t *ids, size_t cap, size_t *n,
+                      mxd_error *err);
+/* Bytes of one token (not NUL-terminated, may be an incomplete character); NULL if id is out of range. */
+const char *mxd_token_bytes(const mxd_model *model, uint32_t id, size_t *len);
+/* 1 for control tokens, which produce no text while generating. */
+int mxd_token_is_special(const mxd_model *model, uint32_t id);
+/* The chat template applied and encoded; add_generation 1 opens the assistant's turn. */
+mxd_status mxd_chat_encode(const mxd_model *model, const mxd_message *messages, size_t count, int add_generation,
+                           uint32_t *ids, size_t cap, size_t *n, mxd_error *err);
+
+/* ---- engine ---- */
+void mxd_options_default(mxd_options *out);
+mxd_status mxd_plan_memory(const mxd_model *model, const mxd_options *options, mxd_plan *out, mxd_error *err);
+mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err);
+void mxd_engine_close(mxd_engine **engine);
+const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
+
+/* ---- sequences ---- */
+void mxd_sampling_default(mxd_sampling *out);
+mxd_status mxd_seq_open(mxd_engine *engine, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
+void mxd_seq_close(mxd_seq **seq);
+/* Queue tokens behind what the sequence holds; clears a stop, restarts max_tokens and the statistics.
+ * MXD_ERR_CONTEXT if they do not fit together with at least one generated token; nothing is queued then. */
+mxd_status mxd_seq_prompt(mxd_seq *seq, const uint32_t *ids, size_t n, mxd_error *err);
+/* One engine step for n sequences of this engine: at most max_rows rows, prompt rows first come; each sequence
+ * whose prompt is processed yields one token. Stopped sequences are skipped. */
+mxd_status mxd_step(mxd_engine *engine, mxd_seq *const *seqs, size_t n, mxd_error *err);
+/* Tokens and text that the last step added. Text is whole UTF-8 characters, never part of a stop string; what a
+ * stop leaves incomplete is flushed by the step that stops. Valid until the next step. */
+const uint32_t *mxd_seq_output(const mxd_seq *seq, size_t *n);
+const char *mxd_seq_text(const mxd_seq *seq, size_t *len);
+mxd_stop_reason mxd_seq_stop(const mxd_seq *seq);
+/* All tokens committed or queued so far. */
+const uint32_t *mxd_seq_tokens(const mxd_seq *seq, size_t *n);
+/* Forget all positions from n on (exact: later results are as if they had never been). */
+mxd_status mxd_seq_truncate(mxd_seq *seq, size_t n, mxd_error *err);
+void mxd_seq_get_stats(const mxd_seq *seq, mxd_stats *out);
+/* The statistics as one JSON object on one line (keys in docs/cli.md); returns the length needed. */
+size_t mxd_seq_stats_json(const mxd_seq *seq, char *buf, size_t cap);
+/* Teacher forcing: append ids[n] and write the logits of each, float[n][vocab]. */
+mxd_status mxd_seq_logits(mxd_seq *seq, const uint32_t *ids, size_t n, float *logits, mxd_error *err);
+
+/* ---- proof and introspection ---- */
+/* Replay the bundle's golden vectors; hex gets the SHA-256 (64 digits, NUL) of all logits computed.
+ * MXD_ERR_MISMATCH if it differs from the bundle's (hex is valid all the same). */
+mxd_status mxd_verify(mxd_engine *engine, char hex[65], mxd_error *err);
+const char *mxd_version(void);
+const char *mxd_status_name(mxd_status status);
+/* One line an operation: "name function" as bound for this CPU under the MXDRAFT_CPU_MASK environment. */
+size_t mxd_cpu_describe(char *buf, size_t cap);
+/* Threads used for threads = 0. */
+uint32_t mxd_default_threads(void);
+
+/* ---- MX codecs (docs/arithmetic.md; for tools and tests) ---- */
+typedef enum mxd_rule {
+    MXD_RULE_FLOOR = 0, /* OCP MX v1.0 section 6.3 */
+    MXD_RULE_SEARCH = 1 /* least squared error among neighbouring exponents */
+} mxd_rule;
+/* rows x k f32 (k a multiple of 32) to packed E2M1 [rows][k/2] and E8M0 [rows][k/32].
+ * MXD_ERR_NUMERIC on NaN or Inf, with row and column in the message. */
+mxd_status mxd_mxfp4_encode(const float *x, size_t rows, size_t k, mxd_rule rule, uint8_t *data, uint8_t *scale,
+                            mxd_error *err);
+void mxd_mxfp4_decode(const uint8_t *data, const uint8_t *scale, size_t rows, size_t k, float *x);
+mxd_status mxd_mxint8_encode(const float *x, size_t rows, size_t k, int8_t *data, uint8_t *scale, mxd_error *err);
+void mxd_mxint8_decode(const int8_t *data, const uint8_t *scale, size_t rows, size_t k, float *x);
+
+/* </cdef> */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
