@@ -37,15 +37,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
-#define MXD_API __attribute__((visibility("default")))
-#else
-#define MXD_API
-#endif
-
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#pragma GCC visibility push(default)
 
 /* The Python binding reads its declarations from between the two cdef lines: plain C only, no preprocessor. */
 /* <cdef> */
@@ -234,6 +230,8 @@ mxd_status mxd_mxint8_encode(const float *x, size_t rows, size_t k, int8_t *data
 void mxd_mxint8_decode(const int8_t *data, const uint8_t *scale, size_t rows, size_t k, float *x);
 
 /* </cdef> */
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

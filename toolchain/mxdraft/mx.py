@@ -1,7 +1,8 @@
 """MX block formats (OCP Microscaling Formats v1.0): the only definition in Python.
 
-``docs/arithmetic.md`` is the specification; ``mxd_mxfp4_encode`` and friends in the C runtime give the same bytes.
-Arrays are blocked along the last axis, 32 values a block, one E8M0 scale byte each (code c means 2**(c - 127)).
+``docs/arithmetic.md`` is the specification; ``mxd_mxfp4_encode`` and friends in the C runtime give the same
+bytes. Arrays are blocked along the last axis, 32 values a block, one E8M0 scale byte each (code c means
+2**(c - 127)).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 
 BLOCK = 32
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-# Midpoints between neighbouring magnitudes. A tie goes to the even mantissa, which is the lower magnitude at
-# .25, 1.25, 2.5 and 5 and the higher one at .75, 1.75 and 3.5.
-_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
-_TIE_UP = np.array([False, True, False, True, False, True, False])
+# Code of the doubled value d at d + 12; -0 is stored as +0.
+_CODE_OF_DOUBLED = np.zeros(25, np.uint8)
+_CODE_OF_DOUBLED[(2 * E2M1_VALUES).astype(np.int8) + 12] = [*range(8), 0, *range(9, 16)]
+_CHUNK = 4096  # blocks worked on at a time, so that intermediate results stay in the cache
 
 Format = Literal["mxfp4", "mxint8"]
 Rule = Literal["floor", "search"]
@@ -25,8 +26,11 @@ Rule = Literal["floor", "search"]
 
 @dataclass(frozen=True)
 class MXTensor:
-    """A quantized array. ``data``: uint8 [..., K/2] (mxfp4, low nibble = even index) or int8 [..., K] (mxint8);
-    ``scale``: uint8 [..., K/32]; ``rule``: how the shared exponents were chosen."""
+    """A quantized array.
+
+    ``data``: uint8 [..., K/2] (mxfp4, low nibble = even index) or int8 [..., K] (mxint8); ``scale``: uint8
+    [..., K/32]; ``rule``: how the shared exponents were chosen.
+    """
 
     format: Format
     data: NDArray[np.uint8] | NDArray[np.int8]
@@ -45,8 +49,9 @@ class MXTensor:
 def quantize(x: NDArray[np.float32], format: Format = "mxfp4", rule: Rule = "floor") -> MXTensor:
     """Quantize a float array whose last axis is a multiple of 32.
 
-    ``rule`` is ``floor`` (OCP section 6.3) or, for mxfp4, ``search`` (least squared error among the neighbouring
-    exponents). Raises ValueError on NaN or Inf (with its index) and on a last axis that is no multiple of 32.
+    ``rule`` is ``floor`` (OCP section 6.3) or, for mxfp4, ``search`` (least squared error among the
+    neighbouring exponents). Raises ValueError on NaN or Inf (with its index) and on a last axis that is no
+    multiple of 32.
     """
     x = np.ascontiguousarray(x, np.float32)
     if x.ndim == 0 or x.shape[-1] % BLOCK or x.size == 0:
@@ -67,12 +72,16 @@ def quantize(x: NDArray[np.float32], format: Format = "mxfp4", rule: Rule = "flo
         data = np.clip(q, -127, 127).astype(np.int8).reshape(x.shape)
         return MXTensor(format, data, _scale_bytes(exponent, x.shape), rule)
     exponent = np.clip(exponent - 2, -127, 127)
-    if rule == "search":
-        exponent = _search(blocks, exponent)
-    exponent = np.where(amax > 0, exponent, -127)
-    codes = _e2m1_codes(np.ldexp(blocks, -exponent[:, None]))
-    packed = (codes[:, 0::2] | (codes[:, 1::2] << 4)).reshape(*x.shape[:-1], x.shape[-1] // 2)
-    return MXTensor(format, packed, _scale_bytes(exponent, x.shape), rule)
+    data = np.empty((len(blocks), BLOCK // 2), np.uint8)
+    for start in range(0, len(blocks), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        columns = np.ascontiguousarray(blocks[chunk].T)  # [32, blocks]: element k of all blocks is contiguous
+        if rule == "search":
+            exponent[chunk] = _search(columns, exponent[chunk])
+        codes = _CODE_OF_DOUBLED[(2 * _scaled_e2m1(columns, exponent[chunk]) + 12).astype(np.uint8)]
+        data[chunk] = (codes[0::2] | (codes[1::2] << 4)).T
+    exponent[amax == 0] = -127
+    return MXTensor(format, data.reshape(*x.shape[:-1], -1), _scale_bytes(exponent, x.shape), rule)
 
 
 def dequantize(t: MXTensor) -> NDArray[np.float32]:
@@ -96,25 +105,27 @@ def quantize_planes(x: NDArray[np.float32], rule: Rule = "search") -> tuple[MXTe
     return base, quantize(np.asarray(x, np.float32) - dequantize(base), "mxfp4", rule)
 
 
-def _e2m1_codes(v: NDArray[np.float32]) -> NDArray[np.uint8]:
-    magnitude = np.abs(v)
-    code = np.zeros(v.shape, np.uint8)
-    for midpoint, up in zip(_MIDPOINTS, _TIE_UP, strict=True):
-        code += (magnitude >= midpoint) if up else (magnitude > midpoint)
-    return code | np.where((v < 0) & (code > 0), 8, 0).astype(np.uint8)
+def _scaled_e2m1(x: NDArray[np.float32], exponent: NDArray[np.int32]) -> NDArray[np.float32]:
+    """The E2M1 values nearest to x * 2**-exponent, ties to even mantissa, saturated; an exponent a column."""
+    v = x * np.ldexp(np.float32(1), -exponent)
+    # 2**floor(log2|v|), at least 1: E2M1 is spaced by half of it. So is float32 around 1.5 * 2**22 times as
+    # much, which rounds the sum to E2M1's spacing, to even among equals.
+    binade = np.maximum(v.view(np.uint32) & np.uint32(0x7F800000), np.uint32(0x3F800000)).view(np.float32)
+    anchor = binade * np.float32(1.5 * 2**22)
+    rounded: NDArray[np.float32] = (v + anchor) - anchor
+    return rounded.clip(np.float32(-6), np.float32(6))
 
 
-def _search(blocks: NDArray[np.float32], floor: NDArray[np.int32]) -> NDArray[np.int32]:
+def _search(x: NDArray[np.float32], floor: NDArray[np.int32]) -> NDArray[np.int32]:
     best = np.full(floor.shape, np.inf)
     choice = floor.copy()
     for delta in (-1, 0, 1):
         exponent = np.clip(floor + delta, -127, 127)
-        codes = _e2m1_codes(np.ldexp(blocks, -exponent[:, None]))
-        with np.errstate(over="ignore"):
-            values = np.ldexp(E2M1_VALUES[codes], exponent[:, None])
+        with np.errstate(over="ignore"):  # a candidate that overflows has an infinite error
+            values = _scaled_e2m1(x, exponent) * np.ldexp(np.float32(1), exponent)
         error = np.zeros(floor.shape)
         for k in range(BLOCK):  # ascending order in binary64, as in C
-            d = blocks[:, k].astype(np.float64) - values[:, k]
+            d = np.subtract(x[k], values[k], dtype=np.float64)
             error += d * d
         better = error < best
         choice = np.where(better, exponent, choice)

@@ -1,0 +1,316 @@
+/* generate, chat and tokenize. */
+#include "cli.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct token_ids {
+    uint32_t *data; /* allocated */
+    size_t n;
+} token_ids;
+
+/* ---- encoding ---- */
+
+static int encode_plain(const mxd_model *model, const char *text, size_t length, token_ids *out) {
+    mxd_error error;
+    size_t n = 0;
+    mxd_status status = mxd_encode(model, text, length, NULL, 0, &n, &error);
+    if (status != MXD_OK && status != MXD_ERR_BUFFER) return fail_status(&error);
+    out->data = allocate((n + 1) * sizeof *out->data); /* room for a BOS instead of nothing */
+    return mxd_encode(model, text, length, out->data, n, &out->n, &error) ? fail_status(&error) : EXIT_DONE;
+}
+
+static int encode_chat(const mxd_model *model, const mxd_message *messages, size_t count, token_ids *out) {
+    mxd_error error;
+    size_t n = 0;
+    mxd_status status = mxd_chat_encode(model, messages, count, 1, NULL, 0, &n, &error);
+    if (status != MXD_OK && status != MXD_ERR_BUFFER) return fail_status(&error);
+    out->data = allocate(n * sizeof *out->data);
+    return mxd_chat_encode(model, messages, count, 1, out->data, n, &out->n, &error) ? fail_status(&error) : EXIT_DONE;
+}
+
+/* Messages are C strings. */
+static int refuse_nul(const char *text, size_t length) {
+    const char *nul = memchr(text, '\0', length);
+    if (nul == NULL) return EXIT_DONE;
+    return fail(EXIT_USAGE, "the text holds a NUL byte at offset %zu: it cannot be in a message or stop string",
+                (size_t)(nul - text));
+}
+
+/* One user message behind the optional system message. */
+static int encode_message(const mxd_model *model, const char *system, const char *text, size_t length, token_ids *out) {
+    mxd_message messages[2] = {{"system", system}, {"user", text}};
+    int code = refuse_nul(text, length);
+    if (code != EXIT_DONE) return code;
+    return system != NULL ? encode_chat(model, messages, 2, out) : encode_chat(model, messages + 1, 1, out);
+}
+
+/* The text's tokens and nothing else; of an empty text, the BOS token. */
+static int encode_continuation(const mxd_model *model, const char *text, size_t length, token_ids *out) {
+    int code = encode_plain(model, text, length, out);
+    if (code != EXIT_DONE || out->n > 0) return code;
+    mxd_model_info info;
+    mxd_model_get_info(model, &info);
+    if (info.bos == UINT32_MAX)
+        return fail(EXIT_USAGE, "the prompt is empty, and this model has no BOS token to start from: give some text");
+    out->n = 1;
+    out->data[0] = info.bos;
+    return EXIT_DONE;
+}
+
+/* ---- generating ---- */
+
+typedef struct text_buffer {
+    char *data; /* allocated, NUL behind the end; NULL while empty */
+    size_t length;
+} text_buffer;
+
+static void append(text_buffer *t, const char *data, size_t length) {
+    char *larger = realloc(t->data, t->length + length + 1);
+    if (larger == NULL) exit(fail(EXIT_CAPACITY, "out of memory"));
+    if (length > 0) memcpy(larger + t->length, data, length);
+    t->data = larger;
+    t->length += length;
+    t->data[t->length] = '\0';
+}
+
+/* Steps until the sequence stops or Ctrl-C, writing text as it is made; reply (may be NULL) gets all of it. */
+static int stream(session *run, text_buffer *reply) {
+    mxd_error error;
+    int code = EXIT_DONE;
+    interrupt_deferred(true);
+    while (code == EXIT_DONE && mxd_seq_stop(run->seq) == MXD_STOP_NONE && !interrupted()) {
+        if (mxd_step(run->engine, &run->seq, 1, &error)) return fail_status(&error);
+        size_t length;
+        const char *text = mxd_seq_text(run->seq, &length);
+        code = emit(text, length);
+        if (reply != NULL) append(reply, text, length);
+    }
+    interrupt_deferred(false);
+    return code;
+}
+
+static void print_stats(const settings *s, const session *run) {
+    if (s->stats == STATS_NONE) return;
+    char *json = stats_json(run);
+    if (s->stats == STATS_JSON) {
+        fprintf(stderr, "%s\n", json);
+    } else {
+        const char *stop = json_value(json, "stop") + 1; /* behind the quote */
+        fprintf(stderr,
+                "prompt: %.0f tokens, %.1f tok/s; first token after %.3f s\n"
+                "generated: %.0f tokens, %.1f tok/s; %.0f steps; stop: %.*s\n"
+                "memory: peak %.1f MiB; threads %.0f; seed %llu\n",
+                json_number(json, "prompt_tokens"), json_number(json, "prefill_tok_per_s"),
+                json_number(json, "first_token_s"), json_number(json, "generated_tokens"),
+                json_number(json, "decode_tok_per_s"), json_number(json, "steps"), (int)strcspn(stop, "\""), stop,
+                json_number(json, "peak_rss_bytes") / (1 << 20), json_number(json, "threads"),
+                (unsigned long long)s->seed);
+    }
+    free(json);
+}
+
+static void print_tokens(const char *name, const uint32_t *ids, size_t n) {
+    fprintf(stderr, "%s:", name);
+    for (size_t i = 0; i < n; i++) fprintf(stderr, " %u", (unsigned)ids[i]);
+    fputc('\n', stderr);
+}
+
+static int generate(const settings *s, session *run, const char *prompt, size_t length, token_ids *ids) {
+    mxd_error error;
+    int code = open_model(s->bundle, run);
+    if (code != EXIT_DONE) return code;
+    code = s->raw ? encode_continuation(run->model, prompt, length, ids)
+                  : encode_message(run->model, s->system, prompt, length, ids);
+    if (code || (code = open_engine(s, 0, run)) || (code = open_seq(s, run))) return code;
+    if (s->dump_tokens) print_tokens("prompt_tokens", ids->data, ids->n);
+    if (mxd_seq_prompt(run->seq, ids->data, ids->n, &error)) return fail_status(&error);
+    if ((code = stream(run, NULL))) return code;
+    if (isatty(STDOUT_FILENO)) emit("\n", 1);
+    if (s->dump_tokens) {
+        size_t n;
+        const uint32_t *tokens = mxd_seq_tokens(run->seq, &n);
+        print_tokens("generated_tokens", tokens + ids->n, n - ids->n);
+    }
+    print_stats(s, run);
+    return interrupted() ? EXIT_INTERRUPTED : EXIT_DONE;
+}
+
+int run_generate(const settings *s) {
+    if (s->raw && s->system != NULL) return fail(EXIT_USAGE, "--system needs the chat template: leave out --raw");
+    char *prompt;
+    size_t length;
+    int code = read_text(s, &prompt, &length);
+    if (code != EXIT_DONE) return code;
+    session run = {0};
+    token_ids ids = {0};
+    code = generate(s, &run, prompt, length, &ids);
+    session_close(&run);
+    free(ids.data);
+    free(prompt);
+    return code;
+}
+
+/* ---- chat ---- */
+
+typedef struct conversation {
+    mxd_message *messages; /* allocated, contents too */
+    size_t count;
+} conversation;
+
+static void add_message(conversation *c, const char *role, const char *content) {
+    mxd_message *larger = realloc(c->messages, (c->count + 1) * sizeof *larger);
+    if (larger == NULL) exit(fail(EXIT_CAPACITY, "out of memory"));
+    larger[c->count] = (mxd_message){role, format_text("%s", content)};
+    c->messages = larger;
+    c->count++;
+}
+
+static void drop_messages(conversation *c, size_t keep) {
+    while (c->count > keep) free((void *)c->messages[--c->count].content);
+}
+
+static void start_conversation(conversation *c, const char *system) {
+    drop_messages(c, 0);
+    if (system != NULL) add_message(c, "system", system);
+}
+
+/* Queues the conversation. What it shares with the tokens already processed is kept; the last token runs again. */
+static mxd_status queue_conversation(session *run, const token_ids *ids, mxd_error *error) {
+    size_t held_count, shared = 0;
+    const uint32_t *held = mxd_seq_tokens(run->seq, &held_count);
+    while (shared < held_count && shared + 1 < ids->n && held[shared] == ids->data[shared]) shared++;
+    mxd_status status = mxd_seq_truncate(run->seq, shared, error);
+    if (status != MXD_OK) return status;
+    return mxd_seq_prompt(run->seq, ids->data + shared, ids->n - shared, error);
+}
+
+/* One exchange, added to the conversation; one that does not fit is dropped, with EXIT_CAPACITY. */
+static int turn(const settings *s, session *run, conversation *c, const char *line) {
+    mxd_error error;
+    token_ids ids = {0};
+    add_message(c, "user", line);
+    int code = encode_chat(run->model, c->messages, c->count, &ids);
+    mxd_status status = code == EXIT_DONE ? queue_conversation(run, &ids, &error) : MXD_OK;
+    free(ids.data);
+    if (status == MXD_ERR_CONTEXT) {
+        drop_messages(c, c->count - 1);
+        return fail(EXIT_CAPACITY, "%s; /reset starts a new conversation", error.message);
+    }
+    if (status != MXD_OK) return fail_status(&error);
+    text_buffer reply = {0};
+    if (code == EXIT_DONE) code = stream(run, &reply);
+    if (code == EXIT_DONE) code = emit("\n", 1);
+    if (code == EXIT_DONE) {
+        add_message(c, "assistant", reply.data != NULL ? reply.data : "");
+        print_stats(s, run);
+        if (interrupted()) code = EXIT_INTERRUPTED;
+    }
+    free(reply.data);
+    return code;
+}
+
+static int converse(const settings *s, session *run, conversation *c, char **line, size_t *capacity) {
+    int code = EXIT_DONE;
+    ssize_t length;
+    start_conversation(c, s->system);
+    for (;;) {
+        if (isatty(STDIN_FILENO)) fputs("> ", stderr);
+        if ((length = getline(line, capacity, stdin)) < 0) return code;
+        while (length > 0 && ((*line)[length - 1] == '\n' || (*line)[length - 1] == '\r')) length--;
+        (*line)[length] = '\0';
+        int refused = refuse_nul(*line, (size_t)length);
+        if (refused != EXIT_DONE) return refused;
+        if (strcmp(*line, "/quit") == 0) return code;
+        if (strcmp(*line, "/reset") == 0) {
+            start_conversation(c, s->system);
+            code = EXIT_DONE;
+        } else if (length > 0) {
+            code = turn(s, run, c, *line);
+            if (code != EXIT_DONE && code != EXIT_CAPACITY) return code;
+        }
+    }
+}
+
+int run_chat(const settings *s) {
+    session run = {0};
+    conversation c = {0};
+    char *line = NULL;
+    size_t capacity = 0;
+    int code;
+    if (!(code = open_model(s->bundle, &run)) && !(code = open_engine(s, 0, &run)) && !(code = open_seq(s, &run)))
+        code = converse(s, &run, &c, &line, &capacity);
+    free(line);
+    drop_messages(&c, 0);
+    free(c.messages);
+    session_close(&run);
+    return code;
+}
+
+/* ---- tokenize ---- */
+
+static int emit_ids(const token_ids *ids) {
+    text_buffer line = {0};
+    for (size_t i = 0; i < ids->n; i++) {
+        char word[16];
+        int length = snprintf(word, sizeof word, i > 0 ? " %u" : "%u", (unsigned)ids->data[i]);
+        append(&line, word, (size_t)length);
+    }
+    append(&line, "\n", 1);
+    int code = emit(line.data, line.length);
+    free(line.data);
+    return code;
+}
+
+/* Appends the bytes of the ids in a text that ends with NUL. */
+static int decode_ids(const mxd_model *model, const char *text, size_t length, text_buffer *out) {
+    static const char white[] = " \t\n\v\f\r";
+    mxd_model_info info;
+    mxd_model_get_info(model, &info);
+    for (const char *word = text + strspn(text, white); word < text + length; word += strspn(word, white)) {
+        size_t word_length = strcspn(word, white);
+        if (word_length == 0 || word_length > 10 || strspn(word, "0123456789") != word_length)
+            return fail(EXIT_USAGE, "'%.*s' is not a token id", (int)word_length, word);
+        size_t size;
+        uint64_t id = strtoull(word, NULL, 10);
+        const char *bytes = id < info.vocab ? mxd_token_bytes(model, (uint32_t)id, &size) : NULL;
+        if (bytes == NULL)
+            return fail(EXIT_USAGE, "token %llu is not in the vocabulary of %u", (unsigned long long)id,
+                        (unsigned)info.vocab);
+        append(out, bytes, size);
+        word += word_length;
+    }
+    return EXIT_DONE;
+}
+
+static int tokenize(const settings *s, session *run, const char *text, size_t length) {
+    int code = open_model(s->bundle, run);
+    if (code != EXIT_DONE) return code;
+    if (s->decode) {
+        text_buffer decoded = {0};
+        code = decode_ids(run->model, text, length, &decoded);
+        if (code == EXIT_DONE) code = emit(decoded.data, decoded.length);
+        free(decoded.data);
+        return code;
+    }
+    token_ids ids = {0};
+    code = s->chat ? encode_message(run->model, NULL, text, length, &ids) : encode_plain(run->model, text, length, &ids);
+    if (code == EXIT_DONE) code = emit_ids(&ids);
+    free(ids.data);
+    return code;
+}
+
+int run_tokenize(const settings *s) {
+    if (s->chat && s->decode) return fail(EXIT_USAGE, "--chat and --decode exclude each other");
+    char *text;
+    size_t length;
+    int code = read_text(s, &text, &length);
+    if (code != EXIT_DONE) return code;
+    session run = {0};
+    code = tokenize(s, &run, text, length);
+    session_close(&run);
+    free(text);
+    return code;
+}

@@ -1,0 +1,10 @@
+/* mxdraft on the device: one command a process (cli.h is the map). */
+#include "cli.h"
+
+int main(int argc, char **argv) {
+    settings s;
+    int code;
+    terminal_init();
+    command_function *run = parse_arguments(argc, argv, &s, &code);
+    return run != NULL ? run(&s) : code;
+}

@@ -1,0 +1,343 @@
+/* The grammar: the options of each command, parsing and --help (mirror: toolchain/mxdraft/cli/_options.py). */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_TOKENS = 1 << 20, MAX_GROUPS = 5 };
+
+typedef enum kind { END, FLAG, TEXT, TEXTS, WHOLE, REAL, WORD } kind;
+
+/* One option; its value goes to `offset` in settings. */
+typedef struct option {
+    const char *name;
+    kind kind;
+    size_t offset;
+    const char *metavar; /* what --help shows for the value; of a WORD, the words */
+    const char *initial; /* the default, parsed like a value; NULL: none */
+    uint64_t low, high;  /* WHOLE */
+    double min, max;     /* REAL */
+    const char *help;
+} option;
+
+/* clang-format off */
+#define FIELD(field) offsetof(settings, field)
+#define FLAG_OPTION(name, field, help) {name, FLAG, FIELD(field), NULL, NULL, 0, 0, 0, 0, help}
+#define TEXT_OPTION(name, field, metavar, help) {name, TEXT, FIELD(field), metavar, NULL, 0, 0, 0, 0, help}
+#define WHOLE_OPTION(name, field, low, high, initial, help) \
+    {name, WHOLE, FIELD(field), "N", initial, low, high, 0, 0, help}
+#define REAL_OPTION(name, field, min, max, initial, help) {name, REAL, FIELD(field), "X", initial, 0, 0, min, max, help}
+#define WORD_OPTION(name, field, words, initial, help) {name, WORD, FIELD(field), words, initial, 0, 0, 0, 0, help}
+#define LIMIT_OPTION(low, initial) \
+    WHOLE_OPTION("-n", limit, low, MAX_TOKENS, initial, "Most tokens; 0 = until context is full.")
+#define STATS_OPTION(initial) WORD_OPTION("--stats", stats, "none|text|json", initial, "Statistics on stderr.")
+#define END_OPTION {NULL, END, 0, NULL, NULL, 0, 0, 0, 0, NULL}
+
+static const option model_options[] = {
+    TEXT_OPTION("-m", bundle, "BUNDLE", "Bundle file (.mxb)."),
+    END_OPTION
+};
+static const option engine_options[] = {
+    WHOLE_OPTION("-t", threads, 0, 64, "0", "Threads; 0 = what the machine offers."),
+    WHOLE_OPTION("--ctx", ctx, 0, MAX_TOKENS, "0", "Context; 0 = min(2048, the model's)."),
+    WORD_OPTION("--precision", precision, "auto|base|full", "auto", "Weight planes; auto = full if the bundle has it."),
+    END_OPTION
+};
+static const option text_options[] = {
+    TEXT_OPTION("-p", text, "TEXT", "The text itself."),
+    TEXT_OPTION("-f", file, "FILE", "Read the text from a file. A bare - reads stdin."),
+    END_OPTION
+};
+static const option sampling_options[] = {
+    REAL_OPTION("--temp", temp, 0, 100, "0", "Temperature; 0 = greedy."),
+    WHOLE_OPTION("--top-k", top_k, 0, MAX_TOKENS, "0", "Keep the k likeliest; 0 = off."),
+    REAL_OPTION("--top-p", top_p, 0, 1, "1", "Keep this probability mass; 1 = off."),
+    REAL_OPTION("--min-p", min_p, 0, 1, "0", "Keep this share of the likeliest's; 0 = off."),
+    REAL_OPTION("--repeat-penalty", repeat_penalty, 0.1, 10, "1", "Against repetition; 1 = off."),
+    WHOLE_OPTION("--seed", seed, 0, UINT64_MAX, "0", "Seed of the sampling noise."),
+    {"--stop", TEXTS, FIELD(stops), "TEXT", NULL, 0, 0, 0, 0, "Stop before this text; may be repeated."},
+    FLAG_OPTION("--ignore-eos", ignore_eos, "Go on after end-of-sequence tokens."),
+    WORD_OPTION("--draft", draft, "auto|off", "auto", "Speculation; auto = off in this version."),
+    END_OPTION
+};
+static const option generate_options[] = {
+    LIMIT_OPTION(0, "128"),
+    FLAG_OPTION("--raw", raw, "Continue the text as it is, without the chat template."),
+    TEXT_OPTION("--system", system, "TEXT", "System message before the prompt."),
+    FLAG_OPTION("--dump-tokens", dump_tokens, "Print prompt and generated ids on stderr."),
+    STATS_OPTION("text"),
+    END_OPTION
+};
+static const option chat_options[] = {
+    LIMIT_OPTION(0, "512"),
+    TEXT_OPTION("--system", system, "TEXT", "System message at the start."),
+    STATS_OPTION("none"),
+    END_OPTION
+};
+static const option tokenize_options[] = {
+    FLAG_OPTION("--chat", chat, "Through the chat template, as generate does without --raw."),
+    FLAG_OPTION("--decode", decode, "The other way: ids separated by white space to text."),
+    END_OPTION
+};
+static const option verify_options[] = {
+    WHOLE_OPTION("--chunk", chunk, 1, 512, "64", "Rows of one step; never changes the digest."),
+    END_OPTION
+};
+static const option bench_options[] = {
+    WHOLE_OPTION("--prompt-tokens", prompt_tokens, 1, MAX_TOKENS, "128", "Prompt length."),
+    WHOLE_OPTION("-n", limit, 2, MAX_TOKENS, "64", "Tokens to generate."),
+    WHOLE_OPTION("--repeat", repeat, 1, 1000, "3", "Measured runs, after one that is not."),
+    FLAG_OPTION("--json", json, "One JSON object instead of the table."),
+    END_OPTION
+};
+static const option info_options[] = {
+    FLAG_OPTION("--cpu", cpu, "Also print the function bound to each operation."),
+    END_OPTION
+};
+
+typedef struct command {
+    const char *name;
+    command_function *run;
+    bool needs_bundle;
+    bool takes_text; /* "-" is an argument */
+    const option *groups[MAX_GROUPS];
+    const char *summary;
+    const char *help;
+    const char *example;
+} command;
+
+static const command commands[] = {
+    {"generate", run_generate, true, true,
+     {model_options, text_options, generate_options, engine_options, sampling_options},
+     "continue a prompt",
+     "Continue a prompt: one user message through the chat template, or with --raw the plain text.",
+     "-m model.mxb -p \"Why is the sky blue?\""},
+    {"chat", run_chat, true, false, {model_options, chat_options, engine_options, sampling_options},
+     "talk in turns",
+     "Talk in turns: one line of stdin a message; /reset starts anew, /quit or end of input ends.",
+     "-m model.mxb"},
+    {"tokenize", run_tokenize, true, true, {model_options, text_options, tokenize_options},
+     "text to token ids and back",
+     "Print the token ids of a text on one line; nothing is added to the text.",
+     "-m model.mxb -p \"Hello there\""},
+    {"verify", run_verify, true, false, {model_options, engine_options, verify_options},
+     "replay the bundle's golden vectors",
+     "Replay the golden vectors and print the digest of all logits; ends with 0 only if every bit agrees.",
+     "-m model.mxb --precision base"},
+    {"bench", run_bench, true, false, {model_options, engine_options, bench_options},
+     "measure prefill and decode speed",
+     "Measure prefill and decode speed of one greedy sequence on a synthetic prompt.",
+     "-m model.mxb --prompt-tokens 512 -n 128"},
+    {"info", run_info, false, false, {model_options, info_options},
+     "describe this machine and a bundle",
+     "Describe this machine and, with -m, a bundle and its memory plan.",
+     "-m model.mxb --cpu"},
+};
+/* clang-format on */
+
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static const command *find_command(const char *name) {
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    return NULL;
+}
+
+/* The option with this exact name. */
+static const option *find_option(const command *c, const char *name, size_t length) {
+    for (size_t g = 0; g < MAX_GROUPS && c->groups[g] != NULL; g++)
+        for (const option *o = c->groups[g]; o->kind != END; o++)
+            if (strlen(o->name) == length && memcmp(o->name, name, length) == 0) return o;
+    return NULL;
+}
+
+static void print_help(void) {
+    printf("Usage: mxdraft COMMAND [OPTIONS]\n\n  Exact, fast text generation with small language models.\n\n"
+           "Commands (mxdraft COMMAND --help):\n");
+    for (size_t i = 0; i < COMMANDS; i++) printf("  %-10s%s\n", commands[i].name, commands[i].summary);
+    printf("\nExit codes: 0 done, 2 usage, 3 file missing or refused, 4 does not fit memory or context,\n"
+           "5 numeric fault, 6 input/output, 130 interrupted, 141 output closed.\n");
+}
+
+static void print_command_help(const command *c) {
+    printf("Usage: mxdraft %s [OPTIONS]%s\n\n  %s\n\nOptions:\n", c->name, c->takes_text ? " [-]" : "", c->help);
+    for (size_t g = 0; g < MAX_GROUPS && c->groups[g] != NULL; g++)
+        for (const option *o = c->groups[g]; o->kind != END; o++) {
+            char left[64];
+            snprintf(left, sizeof left, "%s %s", o->name, o->metavar != NULL ? o->metavar : "");
+            printf("  %-27s%s", left, o->help);
+            if (o->initial != NULL) printf("  [default: %s]", o->initial);
+            putchar('\n');
+        }
+    printf("\n  Example: mxdraft %s %s\n", c->name, c->example);
+}
+
+static bool parse_whole(const char *text, uint64_t low, uint64_t high, uint64_t *out) {
+    size_t digits = strspn(text, "0123456789");
+    if (digits == 0 || digits > 20 || text[digits] != '\0') return false;
+    errno = 0;
+    *out = strtoull(text, NULL, 10);
+    return errno == 0 && *out >= low && *out <= high;
+}
+
+/* A decimal number: digits[.digits][e[+-]digits]; strtod alone would take signs, nan and hexadecimal. */
+static bool parse_real(const char *text, double min, double max, double *out) {
+    static const char digits[] = "0123456789";
+    const char *p = text;
+    size_t n = strspn(p, digits);
+    if (n == 0) return false;
+    p += n;
+    if (*p == '.') {
+        if ((n = strspn(++p, digits)) == 0) return false;
+        p += n;
+    }
+    if (*p == 'e') {
+        p++;
+        if (*p == '+' || *p == '-') p++;
+        if ((n = strspn(p, digits)) == 0) return false;
+        p += n;
+    }
+    if (*p != '\0') return false;
+    *out = strtod(text, NULL);
+    return *out >= min && *out <= max;
+}
+
+static bool parse_word(const char *text, const char *words, unsigned *out) {
+    unsigned index = 0;
+    for (const char *w = words; *w != '\0'; index++) {
+        size_t length = strcspn(w, "|");
+        if (strlen(text) == length && memcmp(text, w, length) == 0) {
+            *out = index;
+            return true;
+        }
+        w += length + (w[length] == '|');
+    }
+    return false;
+}
+
+/* "a|b|c" as "one of a, b, c". */
+static void list_words(const char *words, char *out, size_t capacity) {
+    size_t used = (size_t)snprintf(out, capacity, "one of ");
+    for (const char *w = words; *w != '\0' && used + 3 <= capacity; w++) {
+        out[used++] = *w == '|' ? ',' : *w;
+        if (*w == '|') out[used++] = ' ';
+    }
+    out[used] = '\0';
+}
+
+static int usage(const command *c, const option *o, const char *value, const char *expected) {
+    return fail(EXIT_USAGE, "%s '%s': expected %s (see mxdraft %s --help)", o->name, value, expected, c->name);
+}
+
+/* Stores a value (NULL for a flag) in the settings. */
+static int set_option(const command *c, const option *o, const char *value, settings *out) {
+    void *field = (char *)out + o->offset;
+    char expected[128];
+    switch (o->kind) {
+    case FLAG: *(bool *)field = true; return EXIT_DONE;
+    case TEXT: *(const char **)field = value; return EXIT_DONE;
+    case TEXTS:
+        if (out->stop_count == MAX_STOPS)
+            return fail(EXIT_USAGE, "more than %d options %s", MAX_STOPS, o->name);
+        out->stops[out->stop_count++] = value;
+        return EXIT_DONE;
+    case WHOLE:
+        if (parse_whole(value, o->low, o->high, field)) return EXIT_DONE;
+        snprintf(expected, sizeof expected, "a whole number from %llu to %llu", (unsigned long long)o->low,
+                 (unsigned long long)o->high);
+        return usage(c, o, value, expected);
+    case REAL:
+        if (parse_real(value, o->min, o->max, field)) return EXIT_DONE;
+        snprintf(expected, sizeof expected, "a number from %g to %g", o->min, o->max);
+        return usage(c, o, value, expected);
+    case WORD:
+        if (parse_word(value, o->metavar, field)) return EXIT_DONE;
+        list_words(o->metavar, expected, sizeof expected);
+        return usage(c, o, value, expected);
+    case END: break;
+    }
+    return EXIT_DONE;
+}
+
+static int set_defaults(const command *c, settings *out) {
+    for (size_t g = 0; g < MAX_GROUPS && c->groups[g] != NULL; g++)
+        for (const option *o = c->groups[g]; o->kind != END; o++)
+            if (o->initial != NULL) {
+                int code = set_option(c, o, o->initial, out);
+                if (code != EXIT_DONE) return code;
+            }
+    return EXIT_DONE;
+}
+
+/* Parses the option at argv[*i] (`--name value`, `--name=value`, `-nvalue`, `-n value`) and moves *i past it. */
+static int parse_option(const command *c, int argc, char **argv, int *i, settings *out) {
+    const char *argument = argv[(*i)++];
+    bool is_long = argument[1] == '-';
+    size_t name_length = is_long ? strcspn(argument, "=") : 2;
+    const option *o = find_option(c, argument, name_length);
+    if (o == NULL)
+        return fail(EXIT_USAGE, "unknown option '%.*s' (see mxdraft %s --help)", (int)name_length, argument, c->name);
+    const char *attached = argument[name_length] != '\0' ? argument + name_length + is_long : NULL;
+    if (o->kind == FLAG) {
+        if (attached != NULL) return fail(EXIT_USAGE, "option '%s' does not take a value", o->name);
+        return set_option(c, o, NULL, out);
+    }
+    if (attached != NULL) return set_option(c, o, attached, out);
+    if (*i == argc) return fail(EXIT_USAGE, "option '%s' requires an argument", o->name);
+    return set_option(c, o, argv[(*i)++], out);
+}
+
+static bool is_help(const char *argument) {
+    return strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0;
+}
+
+/* Returns whether the command is to run; if not, *code says how the process ends. */
+static bool parse_command(const command *c, int argc, char **argv, settings *out, int *code) {
+    *code = set_defaults(c, out);
+    bool only_arguments = false; /* behind "--" */
+    for (int i = 0; i < argc && *code == EXIT_DONE;) {
+        const char *argument = argv[i];
+        if (only_arguments || argument[0] != '-' || argument[1] == '\0') {
+            if (c->takes_text && !out->from_stdin && strcmp(argument, "-") == 0)
+                out->from_stdin = true;
+            else
+                *code = fail(EXIT_USAGE, "unexpected argument '%s'", argument);
+            i++;
+        } else if (strcmp(argument, "--") == 0) {
+            only_arguments = true;
+            i++;
+        } else if (is_help(argument)) {
+            print_command_help(c);
+            return false;
+        } else {
+            *code = parse_option(c, argc, argv, &i, out);
+        }
+    }
+    if (*code == EXIT_DONE && c->needs_bundle && out->bundle == NULL)
+        *code = fail(EXIT_USAGE, "-m is required (see mxdraft %s --help)", c->name);
+    return *code == EXIT_DONE;
+}
+
+command_function *parse_arguments(int argc, char **argv, settings *out, int *code) {
+    *out = (settings){0};
+    *code = EXIT_DONE;
+    const char *first = argc > 1 ? argv[1] : "";
+    if (argc < 2) {
+        *code = fail(EXIT_USAGE, "no command (see mxdraft --help)");
+    } else if (is_help(first)) {
+        print_help();
+    } else if (strcmp(first, "--version") == 0) {
+        printf("mxdraft %s\n", mxd_version());
+    } else if (first[0] == '-') {
+        *code = fail(EXIT_USAGE, "unknown option '%s' (see mxdraft --help)", first);
+    } else {
+        const command *c = find_command(first);
+        if (c == NULL)
+            *code = fail(EXIT_USAGE, "unknown command '%s' (see mxdraft --help)", first);
+        else if (parse_command(c, argc - 2, argv + 2, out, code))
+            return c->run;
+    }
+    return NULL;
+}

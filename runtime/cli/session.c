@@ -1,0 +1,82 @@
+/* Opening what a command runs on, its memory plan and its statistics. */
+#include "cli.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int open_model(const char *path, session *out) {
+    mxd_error error;
+    return mxd_model_open(path, &out->model, &error) ? fail_status(&error) : EXIT_DONE;
+}
+
+int open_engine(const settings *s, uint32_t max_rows, session *out) {
+    mxd_error error;
+    mxd_plan plan;
+    mxd_options options;
+    mxd_options_default(&options);
+    options.ctx = (uint32_t)s->ctx;
+    options.threads = (uint32_t)s->threads;
+    options.precision = s->precision;
+    if (max_rows > 0) options.max_rows = max_rows;
+
+    uint32_t offered = mxd_default_threads();
+    if (options.threads > offered)
+        fprintf(stderr, "mxdraft: note: %u threads asked for, this machine offers %u\n", (unsigned)options.threads,
+                (unsigned)offered);
+    if (mxd_plan_memory(out->model, &options, &plan, &error)) return fail_status(&error);
+    char *line = plan_line(&plan);
+    fprintf(stderr, "%s\n", line);
+    free(line);
+    return mxd_engine_open(out->model, &options, &out->engine, &error) ? fail_status(&error) : EXIT_DONE;
+}
+
+int open_seq(const settings *s, session *out) {
+    mxd_error error;
+    mxd_sampling sampling;
+    mxd_sampling_default(&sampling);
+    sampling.temperature = (float)s->temp;
+    sampling.top_k = (uint32_t)s->top_k;
+    sampling.top_p = (float)s->top_p;
+    sampling.min_p = (float)s->min_p;
+    sampling.repeat_penalty = (float)s->repeat_penalty;
+    sampling.seed = s->seed;
+    sampling.max_tokens = (uint32_t)s->limit;
+    sampling.ignore_eos = s->ignore_eos;
+    sampling.stop = s->stops;
+    sampling.stop_count = (uint32_t)s->stop_count;
+    return mxd_seq_open(out->engine, &sampling, &out->seq, &error) ? fail_status(&error) : EXIT_DONE;
+}
+
+void session_close(session *s) {
+    mxd_seq_close(&s->seq);
+    mxd_engine_close(&s->engine);
+    mxd_model_close(&s->model);
+}
+
+char *plan_line(const mxd_plan *p) {
+    static const char *const precision_names[] = {"auto", "base", "full"};
+    const double mib = 1 << 20;
+    return format_text("plan: weights %.1f + KV cache %.1f + activations %.1f + sequences %.1f = %.1f MiB of %.1f MiB "
+                       "available; ctx %u, threads %u, precision %s",
+                       (double)p->weights / mib, (double)p->kv_cache / mib, (double)p->activations / mib,
+                       (double)p->sequences / mib, (double)p->total / mib, (double)p->available / mib,
+                       (unsigned)p->ctx, (unsigned)p->threads, precision_names[p->precision]);
+}
+
+char *stats_json(const session *s) {
+    size_t size = mxd_seq_stats_json(s->seq, NULL, 0) + 1;
+    char *json = allocate(size);
+    mxd_seq_stats_json(s->seq, json, size);
+    return json;
+}
+
+const char *json_value(const char *json, const char *key) {
+    char *quoted = format_text("\"%s\":", key);
+    const char *found = strstr(json, quoted);
+    const char *value = found != NULL ? found + strlen(quoted) : "";
+    free(quoted);
+    return value + strspn(value, " ");
+}
+
+double json_number(const char *json, const char *key) { return strtod(json_value(json, key), NULL); }

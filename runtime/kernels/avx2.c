@@ -1,0 +1,320 @@
+/* AVX2 + FMA + F16C variants. Bound only where CPUID reports all three (src/cpu.c). */
+#include "kernels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define INLINE static inline __attribute__((always_inline, target("avx2,fma,f16c")))
+
+enum { BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
+
+/* lane i += i+8, then +4, +2, +1: the canonical tree of 16 lanes held as two vectors. */
+INLINE float reduce16(__m256 lo, __m256 hi) {
+    __m256 s8 = _mm256_add_ps(lo, hi);
+    __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    const __m256 limit = _mm256_set1_ps(127.0f);
+    for (size_t m = 0; m < rows; m++) {
+        for (size_t b = 0; b < k / BLOCK; b++) {
+            const float *v = x + m * ldx + b * BLOCK;
+            int8_t *q = out->q + m * k + b * BLOCK;
+            size_t at = m * (k / BLOCK) + b;
+            __m256 in[4];
+            __m256i amax8 = _mm256_setzero_si256();
+            for (int i = 0; i < 4; i++) {
+                in[i] = _mm256_loadu_ps(v + 8 * i);
+                amax8 = _mm256_max_epu32(amax8, _mm256_castps_si256(_mm256_and_ps(in[i], magnitude)));
+            }
+            __m128i amax4 = _mm_max_epu32(_mm256_castsi256_si128(amax8), _mm256_extracti128_si256(amax8, 1));
+            amax4 = _mm_max_epu32(amax4, _mm_shuffle_epi32(amax4, 0x4e));
+            amax4 = _mm_max_epu32(amax4, _mm_shuffle_epi32(amax4, 0xb1));
+            uint32_t amax = (uint32_t)_mm_cvtsi128_si32(amax4);
+            if (amax >= 0x7f800000u) {
+                memset(q, 0, BLOCK);
+                out->s[at] = NAN;
+                out->sum[at] = 0;
+                continue;
+            }
+            int e = (int)(amax >> 23) - 127;
+            if (e < -120) e = -120;
+            __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32((127 + 6 - e) << 23));
+            __m256i r[4];
+            for (int i = 0; i < 4; i++) {
+                /* |x| * scale < 128, so clamping after the rounding conversion equals clamping the rounded float. */
+                __m256 t = _mm256_min_ps(_mm256_mul_ps(in[i], scale), limit);
+                r[i] = _mm256_cvtps_epi32(_mm256_max_ps(t, _mm256_sub_ps(_mm256_setzero_ps(), limit)));
+            }
+            __m256i total = _mm256_add_epi32(_mm256_add_epi32(r[0], r[1]), _mm256_add_epi32(r[2], r[3]));
+            __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
+            s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
+            s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0xb1));
+            /* packs interleave the 128-bit halves; the permutation puts the 32 bytes back in order. */
+            __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(r[0], r[1]), _mm256_packs_epi32(r[2], r[3]));
+            bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            _mm256_storeu_si256((__m256i *)(void *)q, bytes);
+            out->s[at] = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((127 + e - 6) << 23)));
+            out->sum[at] = _mm_cvtsi128_si32(s4);
+        }
+    }
+}
+
+/* E8M0 bytes of 8 rows to f32; the maximum turns code 0 into the subnormal 2^-127. */
+INLINE __m256 load_scales(const uint8_t *p) {
+    __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000)));
+}
+
+INLINE __m256i broadcast4(const int8_t *q) {
+    int32_t four;
+    memcpy(&four, q, 4);
+    return _mm256_set1_epi32(four);
+}
+
+/* One MXFP4 block of 8 rows (half = 0, 1) for R activation rows: acc[r] = fma(dot, scale, acc[r]).
+ * Elements are decoded as w+12 (0..24) because pmaddubsw wants one unsigned operand; four products of at most
+ * 2*24*127 fit int16, and 12 * sum(q) is taken off again. */
+INLINE void block_mxfp4(const uint8_t *block, int half, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+                        __m256 *acc) {
+    const __m256i table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256 scale = load_scales(block + 8 * half);
+    __m256i w[8];
+    for (int g = 0; g < 4; g++) {
+        __m256i packed = _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * g + 32 * half));
+        w[2 * g] = _mm256_shuffle_epi8(table, _mm256_and_si256(packed, nibble));
+        w[2 * g + 1] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
+    }
+    for (int r = 0; r < R; r++) {
+        size_t at = (m0 + (size_t)r) * nblocks + b;
+        const int8_t *q = x->q + at * BLOCK;
+        __m256i lo = _mm256_maddubs_epi16(w[0], broadcast4(q));
+        __m256i hi = _mm256_maddubs_epi16(w[4], broadcast4(q + 16));
+        for (int i = 1; i < 4; i++) {
+            lo = _mm256_add_epi16(lo, _mm256_maddubs_epi16(w[i], broadcast4(q + 4 * i)));
+            hi = _mm256_add_epi16(hi, _mm256_maddubs_epi16(w[4 + i], broadcast4(q + 16 + 4 * i)));
+        }
+        __m256i d = _mm256_add_epi32(_mm256_madd_epi16(lo, ones), _mm256_madd_epi16(hi, ones));
+        d = _mm256_sub_epi32(d, _mm256_set1_epi32(12 * x->sum[at]));
+        __m256 p = _mm256_mul_ps(scale, _mm256_set1_ps(x->s[at] * 0.5f));
+        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), p, acc[r]);
+    }
+}
+
+/* R activation rows through one tile; residual may be NULL. */
+INLINE void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,
+                       int R, float *y, size_t ldy) {
+    for (int half = 0; half < 2; half++) {
+        __m256 acc[4];
+        for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
+        for (size_t b = 0; b < nblocks; b++) {
+            block_mxfp4(base + b * FP4_BYTES, half, x, nblocks, b, m0, R, acc);
+            if (residual) block_mxfp4(residual + b * FP4_BYTES, half, x, nblocks, b, m0, R, acc);
+        }
+        for (int r = 0; r < R; r++) _mm256_storeu_ps(y + (m0 + (size_t)r) * ldy + 8 * half, acc[r]);
+    }
+}
+
+AVX2 static void mxd_matmul_mxfp4_avx2(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                       const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    /* Tile by tile: a tile's weights stay in the first-level cache for all rows. */
+    for (size_t t = 0; t < ntiles; t++) {
+        const uint8_t *p0 = base + t * nblocks * FP4_BYTES;
+        const uint8_t *p1 = residual ? residual + t * nblocks * FP4_BYTES : NULL;
+        float *out = y + t * TILE;
+        size_t m = 0;
+        for (; m + 4 <= rows; m += 4) rows_mxfp4(p0, p1, nblocks, x, m, 4, out, ldy);
+        for (; m + 2 <= rows; m += 2) rows_mxfp4(p0, p1, nblocks, x, m, 2, out, ldy);
+        if (m < rows) rows_mxfp4(p0, p1, nblocks, x, m, 1, out, ldy);
+    }
+}
+
+/* |w| is the unsigned operand, the sign of w moves to q: 2*127*127 fits int16. */
+INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, float *y, size_t ldy) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int half = 0; half < 2; half++) {
+        __m256 acc[4];
+        for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
+        for (size_t b = 0; b < nblocks; b++) {
+            const uint8_t *block = tile + b * INT8_BYTES;
+            __m256 scale = load_scales(block + 8 * half);
+            __m256i d[4];
+            for (int r = 0; r < R; r++) d[r] = _mm256_setzero_si256();
+            for (int g = 0; g < 8; g++) {
+                __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * g + 32 * half));
+                __m256i magnitude = _mm256_abs_epi8(w);
+                for (int r = 0; r < R; r++) {
+                    const int8_t *q = x->q + ((m0 + (size_t)r) * nblocks + b) * BLOCK + 4 * g;
+                    __m256i pair = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(broadcast4(q), w));
+                    d[r] = _mm256_add_epi32(d[r], _mm256_madd_epi16(pair, ones));
+                }
+            }
+            for (int r = 0; r < R; r++) {
+                __m256 p = _mm256_mul_ps(scale, _mm256_set1_ps(x->s[(m0 + (size_t)r) * nblocks + b] * 0.015625f));
+                acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d[r]), p, acc[r]);
+            }
+        }
+        for (int r = 0; r < R; r++) _mm256_storeu_ps(y + (m0 + (size_t)r) * ldy + 8 * half, acc[r]);
+    }
+}
+
+AVX2 static void mxd_matmul_mxint8_avx2(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                        const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    (void)residual;
+    for (size_t t = 0; t < ntiles; t++) {
+        const uint8_t *tile = base + t * nblocks * INT8_BYTES;
+        float *out = y + t * TILE;
+        size_t m = 0;
+        for (; m + 4 <= rows; m += 4) rows_mxint8(tile, nblocks, x, m, 4, out, ldy);
+        for (; m + 2 <= rows; m += 2) rows_mxint8(tile, nblocks, x, m, 2, out, ldy);
+        if (m < rows) rows_mxint8(tile, nblocks, x, m, 1, out, ldy);
+    }
+}
+
+AVX2 static float mxd_rmsnorm_avx2(const float *x, const float *w, size_t n, float eps, float *y) {
+    __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
+    for (size_t i = 0; i < n; i += 16) { /* n is a multiple of 32 */
+        __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
+        lo = _mm256_fmadd_ps(a, a, lo);
+        hi = _mm256_fmadd_ps(b, b, hi);
+    }
+    float ss = reduce16(lo, hi);
+    __m256 r = _mm256_set1_ps(1.0f / sqrtf(ss / (float)n + eps));
+    for (size_t i = 0; i < n; i += 8)
+        _mm256_storeu_ps(y + i,
+                         _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), r), _mm256_loadu_ps(w + i)));
+    return ss;
+}
+
+/* min and max return their second operand when either is NaN, so NaN passes through as in the reference. */
+INLINE __m256 exp8(__m256 x) {
+    x = _mm256_min_ps(_mm256_set1_ps(88.0f), x);
+    x = _mm256_max_ps(_mm256_set1_ps(-87.0f), x);
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p+0f)),
+                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.62e4p-1f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.7f7d1cp-20f), r);
+    __m256 p = _mm256_set1_ps(0x1.a01a02p-13f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.6c16c2p-10f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.111112p-7f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.555556p-5f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.555556p-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
+    __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(p, _mm256_castsi256_ps(power)); /* NaN: p is NaN already */
+}
+
+INLINE __m256 load_f16(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
+INLINE void attention_d(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                        float *scores, float *out) {
+    float max = -INFINITY;
+    for (size_t j = 0; j < n; j++) {
+        __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
+        for (size_t i = 0; i < d; i += 16) {
+            lo = _mm256_fmadd_ps(_mm256_loadu_ps(q + i), load_f16(k + j * d + i), lo);
+            hi = _mm256_fmadd_ps(_mm256_loadu_ps(q + i + 8), load_f16(k + j * d + i + 8), hi);
+        }
+        scores[j] = reduce16(lo, hi) * scale;
+        max = scores[j] > max ? scores[j] : max;
+    }
+    size_t j = 0;
+    __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps(), m8 = _mm256_set1_ps(max);
+    for (; j + 16 <= n; j += 16) {
+        __m256 a = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j), m8));
+        __m256 b = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j + 8), m8));
+        _mm256_storeu_ps(scores + j, a);
+        _mm256_storeu_ps(scores + j + 8, b);
+        lo = _mm256_add_ps(lo, a);
+        hi = _mm256_add_ps(hi, b);
+    }
+    float lane[16];
+    _mm256_storeu_ps(lane, lo);
+    _mm256_storeu_ps(lane + 8, hi);
+    for (; j < n; j++) {
+        scores[j] = mxd_exp_ref(scores[j] - max);
+        lane[j % 16] += scores[j];
+    }
+    __m256 inverse = _mm256_set1_ps(1.0f / reduce16(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8)));
+    __m256 acc[32]; /* d <= 256 */
+    for (size_t i = 0; i < d / 8; i++) acc[i] = _mm256_setzero_ps();
+    for (j = 0; j < n; j++) {
+        __m256 w = _mm256_set1_ps(scores[j]);
+        for (size_t i = 0; i < d / 8; i++) acc[i] = _mm256_fmadd_ps(w, load_f16(v + j * d + 8 * i), acc[i]);
+    }
+    for (size_t i = 0; i < d / 8; i++) _mm256_storeu_ps(out + 8 * i, _mm256_mul_ps(acc[i], inverse));
+}
+
+AVX2 static void mxd_attention_avx2(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
+                                    float scale, float *scores, float *out) {
+    if (d == 64) { /* a constant keeps the accumulators in registers */
+        attention_d(q, k, v, n, 64, scale, scores, out);
+    } else if (d % 16 == 0) {
+        attention_d(q, k, v, n, d, scale, scores, out);
+    } else {
+        mxd_kernels ref;
+        mxd_kernel_names names;
+        mxd_kernels_init_ref(&ref, &names);
+        ref.attention(q, k, v, n, d, scale, scores, out);
+    }
+}
+
+AVX2 static void mxd_silu_mul_avx2(const float *gate, const float *up, size_t n, float *out) {
+    const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
+    for (size_t i = 0; i < n; i += 8) { /* n is a multiple of 32 */
+        __m256 g = _mm256_loadu_ps(gate + i);
+        __m256 sigmoid_inverse = _mm256_add_ps(one, exp8(_mm256_xor_ps(g, sign)));
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_div_ps(g, sigmoid_inverse), _mm256_loadu_ps(up + i)));
+    }
+}
+
+AVX2 static void mxd_add_avx2(float *x, const float *y, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
+    for (; i < n; i++) x[i] += y[i];
+}
+
+AVX2 static void mxd_to_f16_avx2(const float *x, size_t n, uint16_t *out) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(void *)(out + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < n; i++) out[i] = mxd_f32_to_f16(x[i]);
+}
+
+AVX2 static void mxd_exp_weights_avx2(const float *x, size_t n, float scale, float max, float *w) {
+    size_t i = 0;
+    const __m256 s = _mm256_set1_ps(scale), m = _mm256_set1_ps(max);
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(w + i, exp8(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), s, m)));
+    for (; i < n; i++) w[i] = mxd_exp_ref(fmaf(x[i], scale, -max));
+}
+
+void mxd_kernels_init_avx2(mxd_kernels *k, mxd_kernel_names *n) {
+    MXD_BIND(k, n, quantize, avx2);
+    MXD_BIND(k, n, matmul_mxfp4, avx2);
+    MXD_BIND(k, n, matmul_mxint8, avx2);
+    MXD_BIND(k, n, rmsnorm, avx2);
+    MXD_BIND(k, n, attention, avx2);
+    MXD_BIND(k, n, silu_mul, avx2);
+    MXD_BIND(k, n, add, avx2);
+    MXD_BIND(k, n, to_f16, avx2);
+    MXD_BIND(k, n, exp_weights, avx2);
+}
+
+#else
+typedef int mxd_avx2_not_on_this_architecture;
+#endif

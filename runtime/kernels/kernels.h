@@ -1,0 +1,63 @@
+/* The kernel table: every operation that has variants. ref.c is the specification (docs/arithmetic.md); each variant
+ * equals it bit for bit. Kernels never allocate, never thread, never detect: the caller owns all three.
+ *
+ * Names: mxd_<operation>_<isa>. Pointers: activations and outputs are 64-byte aligned rows; weights are tiles of 16
+ * rows (runtime/BUNDLE.md). "K" is the inner dimension, a multiple of 32.
+ */
+#ifndef MXD_KERNELS_H
+#define MXD_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Activation rows quantized to MXINT8. Block b of row m: q[m*k + 32b ...], s and sum at [m*(k/32) + b]. */
+typedef struct mxd_act {
+    int8_t *q;    /* (rows, k) */
+    float *s;     /* (rows, k/32): 2^(e-6), or NaN for a block that held NaN or Inf */
+    int32_t *sum; /* (rows, k/32): sum of q over the block, for kernels that decode weights with an offset */
+} mxd_act;
+
+/* y[m*ldy + 16*t + i] = row 16*t + i of W times activation row m, for all tiles t < ntiles and rows m < rows.
+ * base, residual: first tile, nblocks = K/32 blocks a tile; residual may be NULL (one plane). Writes whole tiles. */
+typedef void mxd_matmul_fn(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                           const mxd_act *x, size_t rows, float *y, size_t ldy);
+
+typedef struct mxd_kernels {
+    /* out rows `row`.. get `rows` rows of x (ldx floats apart), each of length k. */
+    void (*quantize)(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out);
+    mxd_matmul_fn *matmul_mxfp4;  /* one or two MXFP4T planes */
+    mxd_matmul_fn *matmul_mxint8; /* MXINT8T; residual must be NULL */
+    /* y = x / rms(x) * w over n; returns the sum of squares (non-finite = fault). */
+    float (*rmsnorm)(const float *x, const float *w, size_t n, float eps, float *y);
+    /* Rotate one head of d values in place by the tables c, s (d/2) of its position. */
+    void (*rope)(float *x, const float *c, const float *s, size_t d);
+    /* One query head over n cached keys and values (f16, d apart): out(d). scores: scratch of n floats. */
+    void (*attention)(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                      float *scores, float *out);
+    void (*silu_mul)(const float *gate, const float *up, size_t n, float *out);
+    void (*add)(float *x, const float *y, size_t n); /* x += y */
+    void (*to_f16)(const float *x, size_t n, uint16_t *out);
+    /* w[i] = exp(x[i]*scale - max), the sampler's weights; exact order as written: fma(x, scale, -max). */
+    void (*exp_weights)(const float *x, size_t n, float scale, float max, float *w);
+} mxd_kernels;
+
+/* Names of the functions in a table, in the same order, for `info --cpu`. */
+typedef struct mxd_kernel_names {
+    const char *quantize, *matmul_mxfp4, *matmul_mxint8, *rmsnorm, *rope, *attention, *silu_mul, *add, *to_f16,
+        *exp_weights;
+} mxd_kernel_names;
+
+/* Each level overwrites the entries it has a variant for. */
+void mxd_kernels_init_ref(mxd_kernels *k, mxd_kernel_names *n);
+void mxd_kernels_init_avx2(mxd_kernels *k, mxd_kernel_names *n);
+void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n);
+void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n);
+
+#define MXD_BIND(k, n, op, isa) ((k)->op = mxd_##op##_##isa, (n)->op = "mxd_" #op "_" #isa)
+
+/* Canonical scalar pieces, shared by ref.c and the tails of variants. */
+float mxd_exp_ref(float x);
+float mxd_f16_to_f32(uint16_t h);
+uint16_t mxd_f32_to_f16(float x);
+
+#endif

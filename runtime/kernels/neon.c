@@ -1,0 +1,287 @@
+/* NEON for armv8.0-a (Cortex-A53, A72): no dotprod, no LSE. The baseline of every aarch64 build. */
+#include "neon.h"
+
+#if defined(__aarch64__)
+
+#include <math.h>
+
+/* lane i += i+8, then +4, +2, +1: the canonical tree of 16 lanes held as four vectors. */
+static inline float reduce16(const float32x4_t v[4]) {
+    float32x4_t s4 = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
+    float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
+    return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
+}
+
+static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
+    for (size_t m = 0; m < rows; m++) {
+        for (size_t b = 0; b < k / BLOCK; b++) {
+            const float *v = x + m * ldx + b * BLOCK;
+            int8_t *q = out->q + m * k + b * BLOCK;
+            size_t at = m * (k / BLOCK) + b;
+            float32x4_t in[8];
+            uint32x4_t amax4 = vdupq_n_u32(0);
+            for (int i = 0; i < 8; i++) {
+                in[i] = vld1q_f32(v + 4 * i);
+                amax4 = vmaxq_u32(amax4, vreinterpretq_u32_f32(vabsq_f32(in[i])));
+            }
+            uint32_t amax = vmaxvq_u32(amax4);
+            if (amax >= 0x7f800000u) {
+                memset(q, 0, BLOCK);
+                out->s[at] = NAN;
+                out->sum[at] = 0;
+                continue;
+            }
+            int e = (int)(amax >> 23) - 127;
+            if (e < -120) e = -120;
+            float32x4_t scale = vreinterpretq_f32_u32(vdupq_n_u32((uint32_t)(127 + 6 - e) << 23));
+            int16x8_t half[4];
+            int32x4_t total = vdupq_n_s32(0);
+            for (int i = 0; i < 8; i += 2) {
+                /* |x| * scale < 128 rounds to at most 128: clamping the integers equals clamping the rounded float. */
+                int32x4_t r0 = vminq_s32(vcvtnq_s32_f32(vmulq_f32(in[i], scale)), vdupq_n_s32(127));
+                int32x4_t r1 = vminq_s32(vcvtnq_s32_f32(vmulq_f32(in[i + 1], scale)), vdupq_n_s32(127));
+                r0 = vmaxq_s32(r0, vdupq_n_s32(-127));
+                r1 = vmaxq_s32(r1, vdupq_n_s32(-127));
+                total = vaddq_s32(total, vaddq_s32(r0, r1));
+                half[i / 2] = vcombine_s16(vmovn_s32(r0), vmovn_s32(r1));
+            }
+            vst1q_s8(q, vcombine_s8(vmovn_s16(half[0]), vmovn_s16(half[1])));
+            vst1q_s8(q + 16, vcombine_s8(vmovn_s16(half[2]), vmovn_s16(half[3])));
+            uint32_t s = (uint32_t)(127 + e - 6) << 23;
+            memcpy(&out->s[at], &s, 4);
+            out->sum[at] = vaddvq_s32(total);
+        }
+    }
+}
+
+/* Two rows x 4 columns in each half vector: products accumulate in int16 (8 groups of at most 12*127 fit), and the
+ * four columns of a row are added at the end of the block. */
+static inline int32x4_t fold_rows(int16x8_t rows01, int16x8_t rows23) {
+    return vpaddq_s32(vpaddlq_s16(rows01), vpaddlq_s16(rows23));
+}
+
+static inline void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+                               float32x4_t acc[][4]) {
+    const int8x16_t table = e2m1_table();
+    float32x4_t scale[4];
+    load_scales(block, scale);
+    for (int v = 0; v < 4; v++) { /* rows 4v .. 4v+3 */
+        int16x8_t d01[4], d23[4];
+        for (int r = 0; r < R; r++) d01[r] = d23[r] = vdupq_n_s16(0);
+        for (int g = 0; g < 4; g++) {
+            uint8x16_t packed = vld1q_u8(block + TILE + 64 * g + 16 * v);
+            int8x16_t lo = vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15)));
+            int8x16_t hi = vqtbl1q_s8(table, vshrq_n_u8(packed, 4));
+            for (int r = 0; r < R; r++) {
+                const int8_t *q = x->q + ((m0 + (size_t)r) * nblocks + b) * BLOCK + 8 * g;
+                int8x8_t q0 = broadcast4(q), q1 = broadcast4(q + 4);
+                d01[r] = vmlal_s8(d01[r], vget_low_s8(lo), q0);
+                d23[r] = vmlal_s8(d23[r], vget_high_s8(lo), q0);
+                d01[r] = vmlal_s8(d01[r], vget_low_s8(hi), q1);
+                d23[r] = vmlal_s8(d23[r], vget_high_s8(hi), q1);
+            }
+        }
+        for (int r = 0; r < R; r++) {
+            float32x4_t p = vmulq_n_f32(scale[v], x->s[(m0 + (size_t)r) * nblocks + b] * 0.5f);
+            acc[r][v] = vfmaq_f32(acc[r][v], vcvtq_f32_s32(fold_rows(d01[r], d23[r])), p);
+        }
+    }
+}
+
+static inline void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,
+                              int R, float *y, size_t ldy) {
+    float32x4_t acc[4][4];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
+    for (size_t b = 0; b < nblocks; b++) {
+        block_mxfp4(base + b * FP4_BYTES, x, nblocks, b, m0, R, acc);
+        if (residual) block_mxfp4(residual + b * FP4_BYTES, x, nblocks, b, m0, R, acc);
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
+}
+
+static void mxd_matmul_mxfp4_neon(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                  const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    for (size_t t = 0; t < ntiles; t++) {
+        const uint8_t *p0 = base + t * nblocks * FP4_BYTES;
+        const uint8_t *p1 = residual ? residual + t * nblocks * FP4_BYTES : NULL;
+        float *out = y + t * TILE;
+        size_t m = 0;
+        for (; m + 4 <= rows; m += 4) rows_mxfp4(p0, p1, nblocks, x, m, 4, out, ldy);
+        for (; m + 2 <= rows; m += 2) rows_mxfp4(p0, p1, nblocks, x, m, 2, out, ldy);
+        if (m < rows) rows_mxfp4(p0, p1, nblocks, x, m, 1, out, ldy);
+    }
+}
+
+/* int8 x int8 products reach 127*127, so pairs are widened to int32 after every second group. */
+static inline void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, float *y,
+                               size_t ldy) {
+    float32x4_t acc[4][4];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
+    for (size_t b = 0; b < nblocks; b++) {
+        const uint8_t *block = tile + b * INT8_BYTES;
+        float32x4_t scale[4];
+        load_scales(block, scale);
+        for (int v = 0; v < 4; v++) {
+            for (int r = 0; r < R; r++) {
+                size_t at = (m0 + (size_t)r) * nblocks + b;
+                int32x4_t d01 = vdupq_n_s32(0), d23 = vdupq_n_s32(0);
+                for (int g = 0; g < 8; g += 2) {
+                    int8x16_t w0 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 16 * v);
+                    int8x16_t w1 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 64 + 16 * v);
+                    int8x8_t q0 = broadcast4(x->q + at * BLOCK + 4 * g), q1 = broadcast4(x->q + at * BLOCK + 4 * g + 4);
+                    int16x8_t p01 = vmlal_s8(vmull_s8(vget_low_s8(w0), q0), vget_low_s8(w1), q1);
+                    int16x8_t p23 = vmlal_s8(vmull_s8(vget_high_s8(w0), q0), vget_high_s8(w1), q1);
+                    d01 = vpadalq_s16(d01, p01);
+                    d23 = vpadalq_s16(d23, p23);
+                }
+                float32x4_t p = vmulq_n_f32(scale[v], x->s[at] * 0.015625f);
+                acc[r][v] = vfmaq_f32(acc[r][v], vcvtq_f32_s32(vpaddq_s32(d01, d23)), p);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
+}
+
+static void mxd_matmul_mxint8_neon(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                   const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    (void)residual;
+    for (size_t t = 0; t < ntiles; t++) {
+        const uint8_t *tile = base + t * nblocks * INT8_BYTES;
+        float *out = y + t * TILE;
+        size_t m = 0;
+        for (; m + 4 <= rows; m += 4) rows_mxint8(tile, nblocks, x, m, 4, out, ldy);
+        for (; m < rows; m++) rows_mxint8(tile, nblocks, x, m, 1, out, ldy);
+    }
+}
+
+static float mxd_rmsnorm_neon(const float *x, const float *w, size_t n, float eps, float *y) {
+    float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+    for (size_t i = 0; i < n; i += 16) /* n is a multiple of 32 */
+        for (int j = 0; j < 4; j++) {
+            float32x4_t a = vld1q_f32(x + i + 4 * j);
+            lane[j] = vfmaq_f32(lane[j], a, a);
+        }
+    float ss = reduce16(lane);
+    float r = 1.0f / sqrtf(ss / (float)n + eps);
+    for (size_t i = 0; i < n; i += 4) vst1q_f32(y + i, vmulq_f32(vmulq_n_f32(vld1q_f32(x + i), r), vld1q_f32(w + i)));
+    return ss;
+}
+
+/* vminq and vmaxq return NaN for NaN, as the reference's comparisons do. */
+static inline float32x4_t exp4(float32x4_t x) {
+    x = vminq_f32(x, vdupq_n_f32(88.0f));
+    x = vmaxq_f32(x, vdupq_n_f32(-87.0f));
+    float32x4_t n = vrndnq_f32(vmulq_n_f32(x, 0x1.715476p+0f));
+    float32x4_t r = vfmsq_f32(x, n, vdupq_n_f32(0x1.62e4p-1f));
+    r = vfmsq_f32(r, n, vdupq_n_f32(0x1.7f7d1cp-20f));
+    float32x4_t p = vdupq_n_f32(0x1.a01a02p-13f);
+    p = vfmaq_f32(vdupq_n_f32(0x1.6c16c2p-10f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0x1.111112p-7f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0x1.555556p-5f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0x1.555556p-3f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0.5f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
+    int32x4_t power = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23);
+    return vmulq_f32(p, vreinterpretq_f32_s32(power)); /* NaN: p is NaN already */
+}
+
+static inline float32x4_t load_f16(const uint16_t *p) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+
+static inline void attention_d(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                               float *scores, float *out) {
+    float max = -INFINITY;
+    for (size_t j = 0; j < n; j++) {
+        float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+        for (size_t i = 0; i < d; i += 16)
+            for (size_t c = 0; c < 4; c++)
+                lane[c] = vfmaq_f32(lane[c], vld1q_f32(q + i + 4 * c), load_f16(k + j * d + i + 4 * c));
+        scores[j] = reduce16(lane) * scale;
+        max = scores[j] > max ? scores[j] : max;
+    }
+    size_t j = 0;
+    float32x4_t sums[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+    for (; j + 16 <= n; j += 16)
+        for (size_t c = 0; c < 4; c++) {
+            float32x4_t w = exp4(vsubq_f32(vld1q_f32(scores + j + 4 * c), vdupq_n_f32(max)));
+            vst1q_f32(scores + j + 4 * c, w);
+            sums[c] = vaddq_f32(sums[c], w);
+        }
+    float lane[16];
+    for (int c = 0; c < 4; c++) vst1q_f32(lane + 4 * c, sums[c]);
+    for (; j < n; j++) {
+        scores[j] = mxd_exp_ref(scores[j] - max);
+        lane[j % 16] += scores[j];
+    }
+    for (int c = 0; c < 4; c++) sums[c] = vld1q_f32(lane + 4 * c);
+    float inverse = 1.0f / reduce16(sums);
+    float32x4_t acc[64]; /* d <= 256 */
+    for (size_t i = 0; i < d / 4; i++) acc[i] = vdupq_n_f32(0);
+    for (j = 0; j < n; j++)
+        for (size_t i = 0; i < d / 4; i++)
+            acc[i] = vfmaq_n_f32(acc[i], load_f16(v + j * d + 4 * i), scores[j]);
+    for (size_t i = 0; i < d / 4; i++) vst1q_f32(out + 4 * i, vmulq_n_f32(acc[i], inverse));
+}
+
+static void mxd_attention_neon(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                               float *scores, float *out) {
+    if (d == 64) { /* a constant keeps the accumulators in registers */
+        attention_d(q, k, v, n, 64, scale, scores, out);
+    } else if (d % 16 == 0) {
+        attention_d(q, k, v, n, d, scale, scores, out);
+    } else {
+        mxd_kernels ref;
+        mxd_kernel_names names;
+        mxd_kernels_init_ref(&ref, &names);
+        ref.attention(q, k, v, n, d, scale, scores, out);
+    }
+}
+
+static void mxd_silu_mul_neon(const float *gate, const float *up, size_t n, float *out) {
+    for (size_t i = 0; i < n; i += 4) { /* n is a multiple of 32 */
+        float32x4_t g = vld1q_f32(gate + i);
+        float32x4_t sigmoid_inverse = vaddq_f32(vdupq_n_f32(1.0f), exp4(vnegq_f32(g)));
+        vst1q_f32(out + i, vmulq_f32(vdivq_f32(g, sigmoid_inverse), vld1q_f32(up + i)));
+    }
+}
+
+static void mxd_add_neon(float *x, const float *y, size_t n) {
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) vst1q_f32(x + i, vaddq_f32(vld1q_f32(x + i), vld1q_f32(y + i)));
+    for (; i < n; i++) x[i] += y[i];
+}
+
+static void mxd_to_f16_neon(const float *x, size_t n, uint16_t *out) {
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) vst1_u16(out + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i))));
+    for (; i < n; i++) out[i] = mxd_f32_to_f16(x[i]);
+}
+
+static void mxd_exp_weights_neon(const float *x, size_t n, float scale, float max, float *w) {
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        vst1q_f32(w + i, exp4(vfmaq_n_f32(vdupq_n_f32(-max), vld1q_f32(x + i), scale)));
+    for (; i < n; i++) w[i] = mxd_exp_ref(fmaf(x[i], scale, -max));
+}
+
+void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n) {
+    MXD_BIND(k, n, quantize, neon);
+    MXD_BIND(k, n, matmul_mxfp4, neon);
+    MXD_BIND(k, n, matmul_mxint8, neon);
+    MXD_BIND(k, n, rmsnorm, neon);
+    MXD_BIND(k, n, attention, neon);
+    MXD_BIND(k, n, silu_mul, neon);
+    MXD_BIND(k, n, add, neon);
+    MXD_BIND(k, n, to_f16, neon);
+    MXD_BIND(k, n, exp_weights, neon);
+}
+
+#else
+typedef int mxd_neon_not_on_this_architecture;
+#endif

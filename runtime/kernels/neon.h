@@ -1,0 +1,38 @@
+/* Pieces shared by the NEON levels. */
+#ifndef MXD_NEON_H
+#define MXD_NEON_H
+
+#if defined(__aarch64__)
+
+#include <arm_neon.h>
+#include <string.h>
+
+#include "kernels.h"
+
+enum { BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
+
+/* E8M0 bytes of 16 rows to four vectors of f32; the maximum turns code 0 into the subnormal 2^-127. */
+static inline void load_scales(const uint8_t *p, float32x4_t scale[4]) {
+    uint8x16_t codes = vld1q_u8(p);
+    uint16x8_t lo = vmovl_u8(vget_low_u8(codes)), hi = vmovl_high_u8(codes);
+    const uint32x4_t least = vdupq_n_u32(0x00400000);
+    scale[0] = vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(lo)), 23), least));
+    scale[1] = vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(vmovl_high_u16(lo), 23), least));
+    scale[2] = vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(hi)), 23), least));
+    scale[3] = vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(vmovl_high_u16(hi), 23), least));
+}
+
+/* E2M1 doubled: what a nibble decodes to. */
+static inline int8x16_t e2m1_table(void) {
+    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    return vld1q_s8(values);
+}
+
+static inline int8x8_t broadcast4(const int8_t *q) {
+    int32_t four;
+    memcpy(&four, q, 4);
+    return vreinterpret_s8_s32(vdup_n_s32(four));
+}
+
+#endif
+#endif

@@ -1,0 +1,233 @@
+/* The scalar reference of every kernel: the specification (docs/arithmetic.md). Written for reading, not for speed. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+
+#ifdef __FAST_MATH__
+#error "mxdraft promises the same bits everywhere: build without -ffast-math"
+#endif
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "mxdraft detects NaN and Inf: build without -ffinite-math-only"
+#endif
+
+enum { LANES = 16, BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
+
+/* E2M1 doubled, so that elements are integers. */
+static const int8_t E2M1X2[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+static float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static uint32_t to_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+/* E8M0 code c (0..254) to 2^(c-127); code 0 is the subnormal 2^-127. */
+static float e8m0(uint8_t code) {
+    return from_bits(code ? (uint32_t)code << 23 : 0x00400000u);
+}
+
+/* Fixed reduction of the 16 lanes: i += i+8, then +4, +2, +1. */
+static float reduce16(const float lane_in[LANES]) {
+    float lane[LANES];
+    memcpy(lane, lane_in, sizeof lane);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+static void mxd_quantize_ref(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
+    for (size_t m = 0; m < rows; m++) {
+        for (size_t b = 0; b < k / BLOCK; b++) {
+            const float *v = x + m * ldx + b * BLOCK;
+            int8_t *q = out->q + m * k + b * BLOCK;
+            size_t at = m * (k / BLOCK) + b;
+            uint32_t amax = 0;
+            for (int i = 0; i < BLOCK; i++) {
+                uint32_t a = to_bits(v[i]) & 0x7fffffffu;
+                if (a > amax) amax = a;
+            }
+            int32_t sum = 0;
+            if (amax >= 0x7f800000u) { /* NaN or Inf: let the fault reach the output */
+                memset(q, 0, BLOCK);
+                out->s[at] = NAN;
+            } else {
+                int e = (int)(amax >> 23) - 127;
+                if (e < -120) e = -120;
+                float scale = from_bits((uint32_t)(127 + 6 - e) << 23);
+                for (int i = 0; i < BLOCK; i++) {
+                    float r = rintf(v[i] * scale);
+                    r = r > 127.0f ? 127.0f : r < -127.0f ? -127.0f : r;
+                    q[i] = (int8_t)r;
+                    sum += q[i];
+                }
+                out->s[at] = from_bits((uint32_t)(127 + e - 6) << 23);
+            }
+            out->sum[at] = sum;
+        }
+    }
+}
+
+static int32_t dot_mxfp4(const uint8_t *block, int row, const int8_t *q) {
+    int32_t d = 0;
+    for (int g = 0; g < 4; g++) {
+        const uint8_t *w = block + TILE + 64 * g + 4 * row;
+        for (int j = 0; j < 4; j++) {
+            d += E2M1X2[w[j] & 15] * q[8 * g + j];
+            d += E2M1X2[w[j] >> 4] * q[8 * g + 4 + j];
+        }
+    }
+    return d;
+}
+
+static int32_t dot_mxint8(const uint8_t *block, int row, const int8_t *q) {
+    int32_t d = 0;
+    for (int g = 0; g < 8; g++)
+        for (int j = 0; j < 4; j++) d += (int8_t)block[TILE + 64 * g + 4 * row + j] * q[4 * g + j];
+    return d;
+}
+
+static void mxd_matmul_mxfp4_ref(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                 const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    const uint8_t *planes[2] = {base, residual};
+    for (size_t t = 0; t < ntiles; t++)
+        for (size_t m = 0; m < rows; m++)
+            for (int i = 0; i < TILE; i++) {
+                float acc = 0;
+                for (size_t b = 0; b < nblocks; b++)
+                    for (int p = 0; p < 2 && planes[p]; p++) {
+                        const uint8_t *block = planes[p] + (t * nblocks + b) * FP4_BYTES;
+                        int32_t d = dot_mxfp4(block, i, x->q + (m * nblocks + b) * BLOCK);
+                        acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * 0.5f), acc);
+                    }
+                y[m * ldy + t * TILE + (size_t)i] = acc;
+            }
+}
+
+static void mxd_matmul_mxint8_ref(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                  const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    (void)residual;
+    for (size_t t = 0; t < ntiles; t++)
+        for (size_t m = 0; m < rows; m++)
+            for (int i = 0; i < TILE; i++) {
+                float acc = 0;
+                for (size_t b = 0; b < nblocks; b++) {
+                    const uint8_t *block = base + (t * nblocks + b) * INT8_BYTES;
+                    int32_t d = dot_mxint8(block, i, x->q + (m * nblocks + b) * BLOCK);
+                    acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * 0.015625f), acc);
+                }
+                y[m * ldy + t * TILE + (size_t)i] = acc;
+            }
+}
+
+static float mxd_rmsnorm_ref(const float *x, const float *w, size_t n, float eps, float *y) {
+    float lane[LANES] = {0};
+    for (size_t i = 0; i < n; i++) lane[i % LANES] = fmaf(x[i], x[i], lane[i % LANES]);
+    float ss = reduce16(lane);
+    float r = 1.0f / sqrtf(ss / (float)n + eps);
+    for (size_t i = 0; i < n; i++) y[i] = (x[i] * r) * w[i];
+    return ss;
+}
+
+static void mxd_rope_ref(float *x, const float *c, const float *s, size_t d) {
+    size_t half = d / 2;
+    for (size_t i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = fmaf(a, c[i], -(b * s[i]));
+        x[i + half] = fmaf(b, c[i], a * s[i]);
+    }
+}
+
+float mxd_exp_ref(float x) {
+    x = x > 88.0f ? 88.0f : x; /* comparisons written so that NaN stays NaN */
+    x = x < -87.0f ? -87.0f : x;
+    float n = rintf(x * 0x1.715476p+0f);       /* log2(e) */
+    float r = fmaf(-n, 0x1.62e4p-1f, x);       /* ln 2, high bits: n * it is exact */
+    r = fmaf(-n, 0x1.7f7d1cp-20f, r);          /* ln 2, the rest */
+    float p = 0x1.a01a02p-13f;                 /* 1/7! */
+    p = fmaf(p, r, 0x1.6c16c2p-10f);           /* 1/6! */
+    p = fmaf(p, r, 0x1.111112p-7f);            /* 1/5! */
+    p = fmaf(p, r, 0x1.555556p-5f);            /* 1/4! */
+    p = fmaf(p, r, 0x1.555556p-3f);            /* 1/3! */
+    p = fmaf(p, r, 0.5f);
+    p = fmaf(p, r, 1.0f);
+    p = fmaf(p, r, 1.0f);
+    if (n != n) return n;
+    return p * from_bits((uint32_t)((int32_t)n + 127) << 23);
+}
+
+float mxd_f16_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023;
+    if (e == 31) return from_bits(sign | 0x7f800000u | m << 13);
+    if (e) return from_bits(sign | (e + 112) << 23 | m << 13);
+    return from_bits(sign | to_bits((float)m * 0x1p-24f));
+}
+
+uint16_t mxd_f32_to_f16(float x) {
+    uint32_t bits = to_bits(x), sign = (bits >> 16) & 0x8000, a = bits & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to 65536 or more */
+    if (a < 0x38800000u) {                                  /* below 2^-14: subnormal, in units of 2^-24 */
+        float scaled = rintf(from_bits(a) * 0x1p24f);
+        return (uint16_t)(sign | (uint32_t)scaled);
+    }
+    uint32_t rounded = a + 0xfffu + ((a >> 13) & 1);
+    return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
+}
+
+static void mxd_attention_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                              float *scores, float *out) {
+    float max = -INFINITY;
+    for (size_t j = 0; j < n; j++) {
+        float lane[LANES] = {0};
+        for (size_t i = 0; i < d; i++) lane[i % LANES] = fmaf(q[i], mxd_f16_to_f32(k[j * d + i]), lane[i % LANES]);
+        scores[j] = reduce16(lane) * scale;
+        max = scores[j] > max ? scores[j] : max;
+    }
+    float lane[LANES] = {0};
+    for (size_t j = 0; j < n; j++) {
+        scores[j] = mxd_exp_ref(scores[j] - max);
+        lane[j % LANES] += scores[j];
+    }
+    float inverse = 1.0f / reduce16(lane);
+    for (size_t i = 0; i < d; i++) {
+        float acc = 0;
+        for (size_t j = 0; j < n; j++) acc = fmaf(scores[j], mxd_f16_to_f32(v[j * d + i]), acc);
+        out[i] = acc * inverse;
+    }
+}
+
+static void mxd_silu_mul_ref(const float *gate, const float *up, size_t n, float *out) {
+    for (size_t i = 0; i < n; i++) out[i] = gate[i] / (1.0f + mxd_exp_ref(-gate[i])) * up[i];
+}
+
+static void mxd_add_ref(float *x, const float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) x[i] += y[i];
+}
+
+static void mxd_to_f16_ref(const float *x, size_t n, uint16_t *out) {
+    for (size_t i = 0; i < n; i++) out[i] = mxd_f32_to_f16(x[i]);
+}
+
+static void mxd_exp_weights_ref(const float *x, size_t n, float scale, float max, float *w) {
+    for (size_t i = 0; i < n; i++) w[i] = mxd_exp_ref(fmaf(x[i], scale, -max));
+}
+
+void mxd_kernels_init_ref(mxd_kernels *k, mxd_kernel_names *n) {
+    MXD_BIND(k, n, quantize, ref);
+    MXD_BIND(k, n, matmul_mxfp4, ref);
+    MXD_BIND(k, n, matmul_mxint8, ref);
+    MXD_BIND(k, n, rmsnorm, ref);
+    MXD_BIND(k, n, rope, ref);
+    MXD_BIND(k, n, attention, ref);
+    MXD_BIND(k, n, silu_mul, ref);
+    MXD_BIND(k, n, add, ref);
+    MXD_BIND(k, n, to_f16, ref);
+    MXD_BIND(k, n, exp_weights, ref);
+}

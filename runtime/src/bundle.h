@@ -1,0 +1,58 @@
+/* The mapped and validated bundle: typed views into a read-only file. Format and verdicts: runtime/BUNDLE.md. */
+#ifndef MXD_BUNDLE_H
+#define MXD_BUNDLE_H
+
+#include "chat.h"
+#include "status.h"
+#include "tokenizer.h"
+
+enum { MXD_TILE_ROWS = 16, MXD_BLOCK = 32, MXD_MXFP4_BLOCK_BYTES = 272, MXD_MXINT8_BLOCK_BYTES = 528 };
+
+/* A weight matrix [rows][cols] in tile order; residual is NULL for one-plane matrices. */
+typedef struct mxd_matrix {
+    const uint8_t *base, *residual;
+    uint32_t rows, cols;
+} mxd_matrix;
+
+/* Tensors of one layer; norms are indexed by precision: [0] base, [1] full. */
+typedef struct mxd_layer {
+    mxd_matrix q, k, v, o, gate, up, down;
+    const float *attention_norm[2], *ffn_norm[2]; /* (hidden) */
+} mxd_layer;
+
+typedef struct mxd_config {
+    uint32_t hidden, layers, heads, kv_heads, head_dim, ffn, vocab, max_positions;
+    float rms_eps;
+} mxd_config;
+
+typedef struct mxd_golden {
+    uint32_t prompts, greedy;
+    const uint8_t *digest[2]; /* SHA-256 by precision: base, full */
+    const uint8_t *entries;   /* per prompt: u32 count, u32 ids[count] */
+} mxd_golden;
+
+struct mxd_model {
+    const uint8_t *map;
+    size_t map_len;
+    char *path, *provenance;
+    mxd_config config;
+    uint32_t has_residual, has_chat, has_golden;
+    mxd_matrix embedding, head;        /* MXINT8T (vocab, hidden); the same when tied */
+    const float *rope_cos, *rope_sin;  /* (max_positions, head_dim/2) */
+    const float *final_norm[2];        /* (hidden) by precision */
+    mxd_layer *layers;                 /* (layers) */
+    uint64_t plane_bytes[2], shared_bytes;
+    mxd_tokenizer tokenizer;
+    mxd_chat chat;
+    mxd_golden golden;
+};
+
+static inline uint32_t mxd_load_u32(const uint8_t *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static inline uint64_t mxd_load_u64(const uint8_t *p) {
+    return mxd_load_u32(p) | (uint64_t)mxd_load_u32(p + 4) << 32;
+}
+
+#endif

@@ -1,0 +1,163 @@
+#include "chat.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "utf8.h"
+
+enum { HEADER_BYTES = 16, MAX_ROLES = 16, MAX_SEGMENTS = 1 << 16, MAX_TEXT = 1 << 20 };
+
+/* Pieces in the order of the section; then prefix and suffix of each role. */
+enum { PIECE_OPENING, PIECE_DEFAULT_SYSTEM, PIECE_GENERATION, PIECE_ROLES };
+
+/* ---- the section ---- */
+
+static mxd_status refuse(mxd_error *err, const char *what) {
+    return mxd_fail(err, MXD_BAD_CHAT, "chat: %s: pack the bundle again", what);
+}
+
+/* [a-z_]+, NUL-padded, at least one NUL. */
+static int valid_role(const char *name) {
+    size_t n = 0;
+    while (n < MXD_ROLE_BYTES && ((name[n] >= 'a' && name[n] <= 'z') || name[n] == '_')) n++;
+    if (n == 0 || n == MXD_ROLE_BYTES) return 0;
+    for (size_t i = n; i < MXD_ROLE_BYTES; i++)
+        if (name[i]) return 0;
+    return 1;
+}
+
+static int valid_text(const uint8_t *text, size_t len) {
+    uint32_t c;
+    for (size_t pos = 0, width; pos < len; pos += width)
+        if (!(width = mxd_utf8_decode(text + pos, len - pos, &c))) return 0;
+    return 1;
+}
+
+static const uint32_t *segment_at(const mxd_chat *c, uint32_t i) {
+    return c->segment + 2 * (size_t)i;
+}
+
+static mxd_status check_roles(const mxd_chat *c, mxd_error *err) {
+    for (uint32_t i = 0; i < c->role_count; i++) {
+        if (!valid_role(c->role[i])) return refuse(err, "bad role name");
+        for (uint32_t j = 0; j < i; j++)
+            if (!strcmp(c->role[i], c->role[j])) return refuse(err, "a role appears twice");
+    }
+    return MXD_OK;
+}
+
+static mxd_status check_pieces(const mxd_chat *c, uint32_t vocab, mxd_error *err) {
+    uint32_t end = 0;
+    for (uint32_t i = 0; i < PIECE_ROLES + 2 * c->role_count; i++) {
+        if (c->piece_end[i] < end || c->piece_end[i] > c->segment_count) return refuse(err, "bad pieces");
+        end = c->piece_end[i];
+    }
+    if (end != c->segment_count) return refuse(err, "bad pieces");
+
+    end = 0;
+    for (uint32_t i = 0; i < c->segment_count; i++) {
+        uint32_t id = segment_at(c, i)[0], start = end;
+        end = segment_at(c, i)[1];
+        if (end < start || end > c->text_bytes) return refuse(err, "bad segment");
+        if (id == MXD_NO_TOKEN ? end == start || !valid_text(c->text + start, end - start)
+                               : end != start || id >= vocab)
+            return refuse(err, "bad segment");
+    }
+    return end == c->text_bytes ? MXD_OK : refuse(err, "bad segment");
+}
+
+mxd_status mxd_chat_init(mxd_chat *c, const uint8_t *section, size_t len, uint32_t vocab, mxd_error *err) {
+    if (len < HEADER_BYTES) return refuse(err, "shorter than its header");
+    const uint32_t *header = (const uint32_t *)(const void *)section;
+    *c = (mxd_chat){.role_count = header[0], .segment_count = header[1], .text_bytes = header[2]};
+    if (c->role_count < 1 || c->role_count > MAX_ROLES || c->segment_count > MAX_SEGMENTS || c->text_bytes > MAX_TEXT)
+        return refuse(err, "impossible count");
+    if (header[3]) return refuse(err, "reserved bytes are not zero");
+    size_t pieces = PIECE_ROLES + 2 * (size_t)c->role_count;
+    size_t fixed = HEADER_BYTES + MXD_ROLE_BYTES * (size_t)c->role_count + 4 * pieces + 8 * (size_t)c->segment_count;
+    if (len != fixed + c->text_bytes) return refuse(err, "length differs from what its counts ask for");
+    c->role = (const char(*)[MXD_ROLE_BYTES])(const void *)(section + HEADER_BYTES);
+    c->piece_end = (const uint32_t *)(const void *)(c->role + c->role_count);
+    c->segment = c->piece_end + pieces;
+    c->text = section + fixed;
+    mxd_status status = check_roles(c, err);
+    return status ? status : check_pieces(c, vocab, err);
+}
+
+/* ---- conversations ---- */
+
+/* Collects text up to the next control token, so that it is encoded as a whole. */
+typedef struct writer {
+    const mxd_chat *chat;
+    const mxd_tokenizer *tokenizer;
+    uint8_t *text;
+    size_t len;
+    mxd_id_buffer out;
+} writer;
+
+static void write_text(writer *w, const void *text, size_t len) {
+    memcpy(w->text + w->len, text, len);
+    w->len += len;
+}
+
+static mxd_status encode_text(writer *w, mxd_error *err) {
+    size_t len = w->len;
+    w->len = 0;
+    return mxd_tokenizer_append(w->tokenizer, w->text, len, &w->out, err);
+}
+
+static mxd_status write_piece(writer *w, uint32_t piece, mxd_error *err) {
+    const mxd_chat *c = w->chat;
+    for (uint32_t i = piece ? c->piece_end[piece - 1] : 0; i < c->piece_end[piece]; i++) {
+        uint32_t id = segment_at(c, i)[0], start = i ? segment_at(c, i - 1)[1] : 0;
+        if (id == MXD_NO_TOKEN) {
+            write_text(w, c->text + start, segment_at(c, i)[1] - start);
+            continue;
+        }
+        mxd_status status = encode_text(w, err);
+        if (status) return status;
+        mxd_id_buffer_push(&w->out, id);
+    }
+    return MXD_OK;
+}
+
+static mxd_status find_role(const mxd_chat *c, const char *name, uint32_t *role, mxd_error *err) {
+    for (*role = 0; *role < c->role_count; ++*role)
+        if (!strcmp(c->role[*role], name)) return MXD_OK;
+    char known[MAX_ROLES * (MXD_ROLE_BYTES + 2)] = "";
+    for (uint32_t i = 0; i < c->role_count; i++) {
+        if (i) strcat(known, ", ");
+        strcat(known, c->role[i]);
+    }
+    return mxd_fail(err, MXD_ERR_ARGUMENT, "unknown role '%.32s': the chat template has %s", name, known);
+}
+
+static mxd_status write_conversation(writer *w, const mxd_message *messages, size_t count, int add_generation,
+                                     mxd_error *err) {
+    mxd_status status = write_piece(w, PIECE_OPENING, err);
+    if (!status && strcmp(messages[0].role, "system")) status = write_piece(w, PIECE_DEFAULT_SYSTEM, err);
+    for (size_t i = 0; !status && i < count; i++) {
+        uint32_t role;
+        if ((status = find_role(w->chat, messages[i].role, &role, err))) break;
+        if ((status = write_piece(w, PIECE_ROLES + 2 * role, err))) break;
+        write_text(w, messages[i].content, strlen(messages[i].content));
+        status = write_piece(w, PIECE_ROLES + 2 * role + 1, err);
+    }
+    if (!status && add_generation) status = write_piece(w, PIECE_GENERATION, err);
+    return status ? status : encode_text(w, err);
+}
+
+mxd_status mxd_chat_encode_messages(const mxd_chat *c, const mxd_tokenizer *t, const mxd_message *messages,
+                                    size_t count, int add_generation, uint32_t *ids, size_t cap, size_t *n,
+                                    mxd_error *err) {
+    *n = 0;
+    if (count == 0) return mxd_fail(err, MXD_ERR_ARGUMENT, "a conversation needs at least one message");
+    /* A message brings one prefix and one suffix; what stands before and behind all of them comes once. */
+    size_t room = c->text_bytes;
+    for (size_t i = 0; i < count; i++) room += c->text_bytes + strlen(messages[i].content);
+    writer w = {.chat = c, .tokenizer = t, .text = malloc(room + 1), .out = {ids, cap, 0}};
+    if (!w.text) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory encoding a conversation of %zu bytes", room);
+    mxd_status status = write_conversation(&w, messages, count, add_generation, err);
+    free(w.text);
+    return status ? status : mxd_id_buffer_finish(&w.out, n, err);
+}

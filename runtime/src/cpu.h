@@ -1,0 +1,17 @@
+/* Which kernels this CPU gets, how many threads and how much memory this process may use. */
+#ifndef MXD_CPU_H
+#define MXD_CPU_H
+
+#include "../kernels/kernels.h"
+#include "status.h"
+
+/* Bind the best kernels the CPU has. The environment variable MXDRAFT_CPU_MASK removes levels (comma-separated, e.g.
+ * "avx2" or "dotprod,neon"), so that every variant can be tested; an unknown name is MXD_ERR_ARGUMENT. */
+mxd_status mxd_cpu_bind(mxd_kernels *kernels, mxd_kernel_names *names, mxd_error *err);
+
+/* Bytes this process can still use: MemAvailable, cgroup limit and address-space limit, whichever is least.
+ * `mapped` bytes are already mapped and so not charged against the address-space limit again. */
+uint64_t mxd_memory_available(uint64_t mapped);
+uint64_t mxd_peak_rss(void);
+
+#endif

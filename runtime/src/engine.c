@@ -1,0 +1,177 @@
+/* The engine: memory plan, one arena, thread pool, kernels. */
+#include "engine.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "cpu.h"
+
+enum { ALIGN = 64, DEFAULT_CTX = 2048, MAX_ROWS = 512, MAX_THREADS = 64 };
+
+void mxd_options_default(mxd_options *out) {
+    *out = (mxd_options){.max_seqs = 1, .max_rows = 64, .precision = MXD_PRECISION_AUTO};
+}
+
+/* Longest text a step can release: what is held back (less than a stop string and a character) and one token. */
+static size_t text_capacity(void) {
+    return MXD_MAX_TOKEN_BYTES + MXD_MAX_STOP_BYTES + 4;
+}
+
+/* Hands out aligned pieces of the arena; with base NULL it only counts. */
+typedef struct bump {
+    char *base;
+    size_t used;
+} bump;
+
+static void *take(bump *b, size_t count, size_t size) {
+    void *p = b->base ? b->base + b->used : NULL;
+    b->used += (count * size + ALIGN - 1) / ALIGN * ALIGN;
+    return p;
+}
+
+/* Lay out everything the engine allocates; the one place where sizes are decided. Fills the plan's byte counts. */
+static size_t layout(mxd_engine *g, char *base) {
+    const mxd_config *c = &g->model->config;
+    bump b = {.base = base};
+    size_t rows = g->max_rows, ctx = g->plan.ctx, q_dim = (size_t)c->heads * c->head_dim;
+    size_t qkv_width = mxd_pad_tile(q_dim) + 2 * mxd_pad_tile((size_t)c->kv_heads * c->head_dim);
+    size_t widest = c->ffn > c->hidden ? c->ffn : c->hidden;
+    if (q_dim > widest) widest = q_dim;
+
+    g->kv = take(&b, (size_t)g->max_seqs * c->layers * 2 * c->kv_heads * ctx * c->head_dim, sizeof *g->kv);
+    g->plan.kv_cache = b.used;
+
+    g->rows = take(&b, rows, sizeof *g->rows);
+    g->logit_row = take(&b, g->logit_rows, sizeof *g->logit_row);
+    g->x = take(&b, rows * c->hidden, sizeof(float));
+    g->normed = take(&b, rows * c->hidden, sizeof(float));
+    g->qkv = take(&b, rows * qkv_width, sizeof(float));
+    g->mixed = take(&b, rows * q_dim, sizeof(float));
+    g->projected = take(&b, rows * c->hidden, sizeof(float));
+    g->gate_up = take(&b, rows * 2 * c->ffn, sizeof(float));
+    g->ffn = take(&b, rows * c->ffn, sizeof(float));
+    g->scores = take(&b, g->plan.threads * ctx, sizeof(float));
+    g->logits = take(&b, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
+    g->act.q = take(&b, rows * widest, sizeof(int8_t));
+    g->act.s = take(&b, rows * widest / MXD_BLOCK, sizeof(float));
+    g->act.sum = take(&b, rows * widest / MXD_BLOCK, sizeof(int32_t));
+    g->scratch.weights = take(&b, c->vocab, sizeof(float));
+    g->scratch.heap = take(&b, c->vocab, sizeof(uint32_t));
+    g->scratch.seen = take(&b, c->vocab / 8 + 1, 1);
+    g->plan.activations = b.used - g->plan.kv_cache;
+
+    g->seqs = take(&b, g->max_seqs, sizeof *g->seqs);
+    for (uint32_t i = 0; i < g->max_seqs; i++) {
+        uint32_t *tokens = take(&b, ctx, sizeof *tokens);
+        char *held = take(&b, g->text_cap, 1), *text = take(&b, g->text_cap, 1);
+        if (base) {
+            g->seqs[i].tokens = tokens;
+            g->seqs[i].held = held;
+            g->seqs[i].text = text;
+        }
+    }
+    g->plan.sequences = b.used - g->plan.kv_cache - g->plan.activations;
+    g->plan.total = g->plan.weights + b.used;
+    return b.used;
+}
+
+/* Largest context whose plan fits what is available, 0 if none: the plan grows with the context. */
+static uint32_t largest_context(mxd_engine g) {
+    uint32_t fits = 0, too_big = g.model->config.max_positions + 1;
+    while (too_big - fits > 1) {
+        g.plan.ctx = fits + (too_big - fits) / 2;
+        layout(&g, NULL);
+        if (g.plan.total <= g.plan.available) fits = g.plan.ctx;
+        else too_big = g.plan.ctx;
+    }
+    return fits;
+}
+
+/* Check and resolve the options into g (model set) and its plan. */
+static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
+    const mxd_model *m = g->model;
+    const mxd_config *c = &m->config;
+    if (o->ctx > c->max_positions || o->ctx == 1)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "context %u is not in 2..%u, the model's maximum", o->ctx,
+                        c->max_positions);
+    if (o->max_seqs < 1 || o->max_seqs > MXD_MAX_SEQS)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "max_seqs %u is not in 1..%d", o->max_seqs, MXD_MAX_SEQS);
+    if (o->max_rows < 1 || o->max_rows > MAX_ROWS)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "max_rows %u is not in 1..%d", o->max_rows, MAX_ROWS);
+    if (o->threads > MAX_THREADS)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "threads %u is not in 1..%d", o->threads, MAX_THREADS);
+    if (o->precision > MXD_PRECISION_FULL)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "precision %u is unknown", o->precision);
+    if (o->precision == MXD_PRECISION_FULL && !m->has_residual)
+        return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no residual plane: full precision is not available", m->path);
+
+    g->precision = o->precision == MXD_PRECISION_AUTO ? (int)m->has_residual : o->precision == MXD_PRECISION_FULL;
+    g->max_seqs = o->max_seqs;
+    g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
+    g->logit_rows = o->max_seqs > MXD_LOGIT_ROWS ? o->max_seqs : MXD_LOGIT_ROWS;
+    g->text_cap = text_capacity();
+    uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
+    g->plan = (mxd_plan){
+        .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0),
+        .available = mxd_memory_available(m->map_len),
+        .ctx = o->ctx ? o->ctx : default_ctx,
+        .threads = o->threads ? o->threads : mxd_default_threads(),
+        .precision = g->precision ? MXD_PRECISION_FULL : MXD_PRECISION_BASE,
+    };
+    g->plan.largest_ctx = largest_context(*g);
+    layout(g, NULL);
+    return MXD_OK;
+}
+
+mxd_status mxd_plan_memory(const mxd_model *model, const mxd_options *options, mxd_plan *out, mxd_error *err) {
+    mxd_engine g = {.model = model};
+    mxd_status status = resolve(&g, options, err);
+    if (!status) *out = g.plan;
+    return status;
+}
+
+static mxd_status check_fits(const mxd_plan *p, mxd_error *err) {
+    if (p->total <= p->available) return MXD_OK;
+    double mib = 1024.0 * 1024.0;
+    if (p->largest_ctx < 2)
+        return mxd_fail(err, MXD_ERR_MEMORY, "needs %.1f MiB, %.1f MiB are available: the model does not fit",
+                        (double)p->total / mib, (double)p->available / mib);
+    return mxd_fail(err, MXD_ERR_MEMORY, "context %u needs %.1f MiB, %.1f MiB are available: the largest that fits is %u",
+                    p->ctx, (double)p->total / mib, (double)p->available / mib, p->largest_ctx);
+}
+
+mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err) {
+    *out = NULL;
+    mxd_engine *g = calloc(1, sizeof *g);
+    if (!g) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for an engine");
+    g->model = model;
+    mxd_status status = resolve(g, options, err);
+    if (!status) status = check_fits(&g->plan, err);
+    if (!status) status = mxd_cpu_bind(&g->kernels, &g->kernel_names, err);
+    if (!status) {
+        size_t bytes = layout(g, NULL);
+        char *arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (arena == MAP_FAILED) status = mxd_fail(err, MXD_ERR_MEMORY, "cannot reserve %zu bytes", bytes);
+        else g->arena = arena, layout(g, arena);
+    }
+    if (!status) status = mxd_pool_open(g->plan.threads, &g->pool, err);
+    if (status) {
+        mxd_engine_close(&g);
+        return status;
+    }
+    *out = g;
+    return MXD_OK;
+}
+
+void mxd_engine_close(mxd_engine **engine) {
+    mxd_engine *g = *engine;
+    if (!g) return;
+    mxd_pool_close(&g->pool);
+    if (g->arena) munmap(g->arena, layout(g, NULL));
+    free(g);
+    *engine = NULL;
+}
+
+const mxd_plan *mxd_engine_plan(const mxd_engine *engine) {
+    return &engine->plan;
+}

@@ -1,0 +1,144 @@
+#include "sampler.h"
+
+#include <math.h>
+#include <string.h>
+
+void mxd_sampling_default(mxd_sampling *out) {
+    *out = (mxd_sampling){.top_p = 1, .repeat_penalty = 1};
+}
+
+mxd_status mxd_sampling_check(const mxd_sampling *s, mxd_error *err) {
+    if (!(s->temperature >= 0 && s->temperature <= 100))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "temperature %g is not in 0..100", (double)s->temperature);
+    if (!(s->top_p > 0 && s->top_p <= 1))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "top_p %g is not in (0, 1]", (double)s->top_p);
+    if (!(s->min_p >= 0 && s->min_p <= 1))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "min_p %g is not in 0..1", (double)s->min_p);
+    if (!(s->repeat_penalty >= 0.1f && s->repeat_penalty <= 10))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "repeat_penalty %g is not in 0.1..10", (double)s->repeat_penalty);
+    return MXD_OK;
+}
+
+/* Finalizer of a 64-bit counter-based generator (SplitMix64: Steele, Lea, Flood 2014). */
+static uint64_t mix64(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Natural logarithm for u in (0, 1), the same bits everywhere: libm's differ between systems. u = m * 2^e with m in
+ * [sqrt(1/2), sqrt(2)); log m = 2 atanh((m-1)/(m+1)) as a series, error below 2^-50. */
+static double log_canonical(double u) {
+    int e;
+    double m = frexp(u, &e);
+    if (m < 0x1.6a09e667f3bcdp-1) m *= 2, e -= 1;
+    double f = (m - 1) / (m + 1), f2 = f * f, term = f, sum = f;
+    for (int k = 3; k <= 21; k += 2) {
+        term = term * f2;
+        sum = sum + term / k;
+    }
+    return 2 * sum + e * 0x1.62e42fefa39efp-1;
+}
+
+/* A uniform deviate in (0, 1) on a grid of 2^-53. */
+static double uniform(uint64_t seed, uint64_t position, uint32_t id) {
+    uint64_t h = mix64(mix64(mix64(seed + 0x9e3779b97f4a7c15u) + position + 1) + id + 1);
+    return ((double)(h >> 12) + 0.5) * 0x1p-52;
+}
+
+static void penalize(float penalty, float *logits, const uint32_t *prefix, size_t n, uint8_t *seen) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t id = prefix[i];
+        if (seen[id / 8] & 1u << id % 8) continue;
+        seen[id / 8] |= (uint8_t)(1u << id % 8);
+        logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
+    }
+    for (size_t i = 0; i < n; i++) seen[prefix[i] / 8] = 0;
+}
+
+static uint32_t argmax(const float *logits, uint32_t vocab) {
+    uint32_t best = 0;
+    for (uint32_t id = 1; id < vocab; id++)
+        if (logits[id] > logits[best]) best = id;
+    return best;
+}
+
+/* Order of candidates: larger weight first, lower id among equals. */
+static int before(const float *w, uint32_t a, uint32_t b) {
+    return w[a] > w[b] || (w[a] == w[b] && a < b);
+}
+
+static void sift_down(const float *w, uint32_t *heap, size_t n, size_t i) {
+    for (size_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && before(w, heap[child + 1], heap[child])) child++;
+        if (!before(w, heap[child], heap[i])) return;
+        uint32_t t = heap[i];
+        heap[i] = heap[child];
+        heap[child] = t;
+    }
+}
+
+/* Exponential race, the same choice as Gumbel-max over the softmax: the candidate with the least noise/weight wins. */
+typedef struct race {
+    const mxd_sampling *sampling;
+    uint64_t position;
+    uint32_t winner;
+    double least;
+} race;
+
+static void enter(race *r, uint32_t id, float weight) {
+    double u = uniform(r->sampling->seed, r->position, id);
+    /* -log u >= 1 - u: whoever cannot win by that bound needs no logarithm. */
+    if ((1 - u) > r->least * (double)weight) return;
+    double time = -log_canonical(u) / (double)weight;
+    if (time < r->least || (time == r->least && id < r->winner)) r->least = time, r->winner = id;
+}
+
+uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t vocab,
+                    const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch) {
+    if (s->repeat_penalty != 1) penalize(s->repeat_penalty, logits, prefix, n, scratch->seen);
+    uint32_t top = argmax(logits, vocab);
+    if (s->temperature == 0) return top;
+
+    float scale = 1.0f / s->temperature, *w = scratch->weights;
+    kernels->exp_weights(logits, vocab, scale, logits[top] * scale, w);
+    race r = {.sampling = s, .position = n, .winner = top, .least = HUGE_VAL};
+    float floor = s->min_p * w[top];
+    if (s->top_k == 0 && s->top_p == 1) {
+        for (uint32_t id = 0; id < vocab; id++)
+            if (w[id] >= floor) enter(&r, id, w[id]);
+        return r.winner;
+    }
+
+    /* Take candidates from a heap in order until top_k or the mass top_p is reached. */
+    uint32_t *heap = scratch->heap;
+    for (uint32_t id = 0; id < vocab; id++) heap[id] = id;
+    for (size_t i = vocab / 2; i-- > 0;) sift_down(w, heap, vocab, i);
+    size_t limit = s->top_k && s->top_k < vocab ? s->top_k : vocab, left = vocab;
+    double mass = 0;
+    if (limit == vocab) {
+        for (uint32_t id = 0; id < vocab; id++) mass += (double)w[id];
+    } else { /* top_p applies to what top_k left: pop those first; they gather behind the shrinking heap */
+        for (size_t i = 0; i < limit; i++) {
+            uint32_t id = heap[0];
+            mass += (double)w[id];
+            heap[0] = heap[--left];
+            heap[left] = id;
+            sift_down(w, heap, left, 0);
+        }
+    }
+    double taken = 0, wanted = (double)s->top_p * mass;
+    for (size_t i = 0; i < limit && (i == 0 || taken < wanted); i++) {
+        uint32_t id;
+        if (limit == vocab) {
+            id = heap[0];
+            heap[0] = heap[--left];
+            sift_down(w, heap, left, 0);
+        } else {
+            id = heap[vocab - 1 - i];
+        }
+        taken += (double)w[id];
+        if (w[id] >= floor) enter(&r, id, w[id]);
+    }
+    return r.winner;
+}

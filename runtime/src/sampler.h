@@ -1,0 +1,23 @@
+/* Which token comes next: a function of (logits, seed, position, committed prefix) only (docs/arithmetic.md). */
+#ifndef MXD_SAMPLER_H
+#define MXD_SAMPLER_H
+
+#include "../kernels/kernels.h"
+#include "status.h"
+
+/* Workspaces of the engine's arena. */
+typedef struct mxd_sampler_scratch {
+    float *weights;     /* (vocab) */
+    uint32_t *heap;     /* (vocab) */
+    uint8_t *seen;      /* (vocab/8 + 1), all zero between calls */
+} mxd_sampler_scratch;
+
+/* Choose the token at `position` of a sequence whose earlier tokens are prefix[n]. Changes logits in place when a
+ * repetition penalty is set. All logits are finite. */
+uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *sampling, float *logits, uint32_t vocab,
+                    const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch);
+
+/* MXD_ERR_ARGUMENT naming the parameter that is out of range. */
+mxd_status mxd_sampling_check(const mxd_sampling *sampling, mxd_error *err);
+
+#endif

@@ -1,0 +1,315 @@
+"""Bundles that lie: each case is named after its lie and comes with the verdict that every reader must give.
+
+Checksums are made right again behind each change, so that the check meant is the one that refuses.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from mxdraft.bundle import (
+    ALIGNMENT,
+    CONFIG,
+    F32,
+    HEADER,
+    MXFP4T,
+    MXINT8T,
+    SECTION_ENTRY,
+    TENSOR_ENTRY,
+    Bundle,
+    BundleWriter,
+    Config,
+    TensorEntry,
+)
+
+Case: TypeAlias = tuple[str, bytes, str]
+
+REQUIRED = ("target.config", "target.tensors", "target.shared", "target.base", "tokenizer", "provenance")
+
+
+def cases(good: bytes) -> Iterator[Case]:
+    """Name, bytes and verdict of every lie told about ``good``, a bundle of fixture T with all sections."""
+    yield from _header_lies(good)
+    yield from _truncations(good)
+    yield from _section_table_lies(good)
+    yield from _section_lies(good)
+    yield from _config_lies(good)
+    yield from _tensor_lies(good)
+    yield from _scale_lies(good)
+    yield from _text_lies(good)
+    yield from _golden_lies(good)
+
+
+def sections_of(bundle: bytes) -> dict[str, bytes]:
+    """The sections of a good bundle, in order."""
+    parsed = Bundle(bundle)
+    return {name: parsed.section(name).tobytes() for name in parsed.sections}
+
+
+def build(sections: dict[str, bytes]) -> bytes:
+    """A bundle of these sections, with right checksums."""
+    file = io.BytesIO()
+    writer = BundleWriter(file)
+    for name, data in sections.items():
+        writer.add(name, [data])
+    writer.seal()
+    return file.getvalue()
+
+
+def patch(data: bytes, position: int, new: bytes) -> bytes:
+    return data[:position] + new + data[position + len(new) :]
+
+
+def reseal_table(bundle: bytes) -> bytes:
+    """Make the section table's checksum right again."""
+    count = int.from_bytes(bundle[12:16], "little")
+    table = bundle[HEADER.size : HEADER.size + count * SECTION_ENTRY.size]
+    return patch(bundle, 24, _u32(zlib.crc32(table)))
+
+
+def _u32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def _u64(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def _header_lies(good: bytes) -> Iterator[Case]:
+    yield "empty_file", b"", "MAGIC"
+    yield "magic_of_another_format", patch(good, 0, b"GGUF"), "MAGIC"
+    yield "magic_after_newline_conversion", good.replace(b"\r\n", b"\n", 1), "MAGIC"
+    yield "half_a_magic", good[:4], "LENGTH"
+    yield "half_a_wrong_magic", b"\x89PNG", "MAGIC"
+    yield "header_cut", good[:63], "LENGTH"
+    yield "version_0", patch(good, 8, _u32(0)), "VERSION"
+    yield "version_2", patch(good, 8, _u32(2)), "VERSION"
+    yield "no_sections", patch(good, 12, _u32(0)), "HEADER"
+    yield "65_sections", patch(good, 12, _u32(65)), "HEADER"
+    yield "section_count_beyond_table", patch(good, 12, _u32(63)), "HEADER"
+    yield "length_too_small", patch(good, 16, _u64(len(good) - 1)), "LENGTH"
+    yield "length_too_large", patch(good, 16, _u64(len(good) + 1)), "LENGTH"
+    yield "length_near_2_to_64", patch(good, 16, _u64(2**64 - 1)), "LENGTH"
+    yield "file_extended", good + b"\0", "LENGTH"
+    yield "table_checksum", patch(good, 24, bytes(4)), "HEADER"
+    yield "header_reserved_first", patch(good, 28, b"\1"), "HEADER"
+    yield "header_reserved_last", patch(good, 63, b"\1"), "HEADER"
+    cut = HEADER.size + SECTION_ENTRY.size
+    yield "table_past_end_of_file", patch(good[:cut], 16, _u64(cut)), "RANGE"
+
+
+def _truncations(good: bytes) -> Iterator[Case]:
+    for percent in range(1, 100):
+        yield f"truncated_to_{percent}_percent", good[: len(good) * percent // 100], "LENGTH"
+
+
+def _section_table_lies(good: bytes) -> Iterator[Case]:
+    count = int.from_bytes(good[12:16], "little")
+    first, second, last = (HEADER.size + i * SECTION_ENTRY.size for i in (0, 1, count - 1))
+
+    def lie(position: int, new: bytes) -> bytes:
+        return reseal_table(patch(good, position, new))
+
+    yield "section_name_without_nul", lie(first, b"a" * 32), "NAME"
+    yield "section_name_dirty_padding", lie(first + 31, b"x"), "NAME"
+    yield "section_name_empty", lie(first, bytes(32)), "NAME"
+    yield "section_name_upper_case", lie(first, b"T"), "NAME"
+    yield "section_name_slash", lie(first + 6, b"/"), "NAME"
+    yield "section_name_not_ascii", lie(first, b"\xff"), "NAME"
+    yield "section_name_duplicated", lie(second, good[first : first + 32]), "NAME"
+    yield "section_offset_unaligned", lie(second + 32, _u64(2 * ALIGNMENT + 64)), "RANGE"
+    yield "section_offset_gap", lie(second + 32, _u64(3 * ALIGNMENT)), "RANGE"
+    yield "section_offset_in_table", lie(first + 32, _u64(0)), "RANGE"
+    yield "section_offset_overlapping", lie(second + 32, _u64(ALIGNMENT)), "RANGE"
+    yield "section_offset_past_end", lie(last + 32, _u64((len(good) // ALIGNMENT + 1) * ALIGNMENT)), "RANGE"
+    yield "section_offset_near_2_to_64", lie(second + 32, _u64(2**64 - ALIGNMENT)), "RANGE"
+    entries = good[first : first + 2 * SECTION_ENTRY.size]
+    swapped = entries[SECTION_ENTRY.size :] + entries[: SECTION_ENTRY.size]
+    yield "section_offsets_reversed", lie(first, swapped), "RANGE"
+    yield "section_length_zero", lie(first + 40, _u64(0)), "RANGE"
+    yield "section_length_past_end", lie(last + 40, _u64(len(good))), "RANGE"
+    yield "section_length_wrapping", lie(first + 40, _u64(2**64 - ALIGNMENT + 64)), "RANGE"
+    yield "section_length_overlapping_next", lie(first + 40, _u64(ALIGNMENT + 1)), "RANGE"
+    length = int.from_bytes(good[last + 40 : last + 48], "little")
+    yield "bytes_behind_last_section", lie(last + 40, _u64(length - 1)), "RANGE"
+    yield "section_reserved_first", lie(first + 52, b"\1"), "HEADER"
+    yield "section_reserved_last", lie(last + 63, b"\1"), "HEADER"
+    yield "section_checksum_field", lie(first + 48, bytes(4)), "CHECKSUM"
+
+
+def _section_lies(good: bytes) -> Iterator[Case]:
+    for section in Bundle(good).sections.values():
+        for place, position in (("first", section.offset), ("last", section.offset + section.length - 1)):
+            flipped = bytes([good[position] ^ 0x10])
+            yield f"bit_flipped_in_{place}_byte_of_{section.name}", patch(good, position, flipped), "CHECKSUM"
+    sections = sections_of(good)
+    for missing in REQUIRED:
+        renamed = {f"other.{i}" if n == missing else n: data for i, (n, data) in enumerate(sections.items())}
+        yield f"section_missing_{missing}", build(renamed), "SECTION"
+    yield "provenance_with_nul", build(sections | {"provenance": b'{"source": "a\0b"}'}), "SECTION"
+
+
+def _config_lies(good: bytes) -> Iterator[Case]:
+    sections = sections_of(good)
+    config = sections["target.config"]
+
+    def lie(position: int, new: bytes) -> bytes:
+        return build(sections | {"target.config": patch(config, position, new)})
+
+    limits = {
+        "hidden": 65536 + 32,
+        "layers": 1025,
+        "heads": 1026,
+        "kv_heads": 1025,
+        "head_dim": 288,
+        "ffn": 65536 + 32,
+        "vocab": 2**20 + 1,
+        "max_positions": 2**20 + 1,
+    }
+    for index, (field, too_large) in enumerate(limits.items()):
+        yield f"config_{field}_0", lie(4 * index, _u32(0)), "CONFIG"
+        yield f"config_{field}_too_large", lie(4 * index, _u32(too_large)), "CONFIG"
+        yield f"config_{field}_2_to_32_less_1", lie(4 * index, _u32(2**32 - 1)), "CONFIG"
+    yield "config_hidden_not_in_blocks", lie(0, _u32(161)), "CONFIG"
+    yield "config_heads_not_in_groups", lie(8, _u32(5)), "CONFIG"
+    yield "config_head_dim_odd", lie(8, struct.pack("<3I", 32, 2, 31)), "CONFIG"
+    yield "config_query_width_not_in_blocks", lie(16, _u32(30)), "CONFIG"
+    yield "config_ffn_not_in_blocks", lie(20, _u32(289)), "CONFIG"
+    for name, epsilon in (("0", 0.0), ("1", 1.0), ("negative", -1e-5), ("nan", float("nan"))):
+        yield f"config_rms_eps_{name}", lie(32, struct.pack("<f", epsilon)), "CONFIG"
+    yield "config_reserved", lie(63, b"\1"), "CONFIG"
+    yield "config_short", build(sections | {"target.config": config[:-1]}), "CONFIG"
+    yield "config_long", build(sections | {"target.config": config + b"\0"}), "CONFIG"
+    fields = CONFIG.unpack(config)[:-1]
+    for name, change in {
+        "more_layers": {"layers": fields[1] + 1},
+        "fewer_positions": {"max_positions": 64},
+    }.items():
+        claimed = Config(**(vars(Config(*fields)) | change)).pack()
+        verdict = "TENSOR" if name == "more_layers" else "SHAPE"
+        yield f"config_claims_{name}", build(sections | {"target.config": claimed}), verdict
+
+
+def _tensor_lies(good: bytes) -> Iterator[Case]:
+    sections = sections_of(good)
+    directory = sections["target.tensors"]
+    entries = [
+        TensorEntry(raw.rstrip(b"\0").decode("ascii"), *fields)
+        for raw, *fields, _ in TENSOR_ENTRY.iter_unpack(directory)
+    ]
+    size = TENSOR_ENTRY.size
+
+    def lie(index: int, position: int, new: bytes) -> bytes:
+        return build(sections | {"target.tensors": patch(directory, index * size + position, new)})
+
+    def index_of(matches: Callable[[TensorEntry], bool]) -> int:
+        return next(i for i, entry in enumerate(entries) if matches(entry))
+
+    matrix = index_of(lambda entry: entry.dtype == MXFP4T)
+    embedding = index_of(lambda entry: entry.dtype == MXINT8T)
+    norm = index_of(lambda entry: entry.name.endswith("norm.weight"))
+    last_of_base = index_of(lambda entry: entry.name == "model.norm.weight")
+    entry, following = entries[matrix], entries[matrix + 1]
+
+    yield "directory_with_remainder", build(sections | {"target.tensors": directory + b"\0"}), "TENSOR"
+    yield "directory_of_zeros", build(sections | {"target.tensors": bytes(size)}), "NAME"
+    yield "tensor_name_without_nul", lie(0, 0, b"a" * 80), "NAME"
+    yield "tensor_name_dirty_padding", lie(0, 79, b"x"), "NAME"
+    yield "tensor_name_space", lie(0, 5, b" "), "NAME"
+    yield "tensor_name_duplicated", lie(matrix + 1, 0, directory[matrix * size : matrix * size + 80]), "NAME"
+    for dtype in (0, 4, 2**32 - 1):
+        yield f"tensor_dtype_{dtype}", lie(matrix, 80, _u32(dtype)), "DTYPE"
+    as_f32 = struct.pack("<IIQQ", F32, entry.section, 1, entry.length // 4)
+    yield "tensor_of_another_dtype", lie(matrix, 80, as_f32), "DTYPE"
+    for section in (len(sections), 2**32 - 1):
+        yield f"tensor_in_section_{section}", lie(matrix, 84, _u32(section)), "TENSOR"
+    for rows in (0, entry.rows + 16, 2**24 + 1, 2**63, 2**64 - 1):
+        yield f"tensor_rows_{rows}", lie(matrix, 88, _u64(rows)), "TENSOR"
+    for columns in (0, 33, entry.columns + 32, 2**24 + 32, 2**63):
+        yield f"tensor_columns_{columns}", lie(matrix, 96, _u64(columns)), "TENSOR"
+    yield "tensor_rows_of_another_shape", lie(matrix, 88, _u64(entry.rows - 1)), "SHAPE"
+    swapped = struct.pack("<QQ", entries[norm].columns, 1)
+    yield "tensor_transposed", lie(norm, 88, swapped), "SHAPE"
+    yield "tensor_offset_unaligned", lie(last_of_base, 104, _u64(entries[last_of_base].offset - 4)), "TENSOR"
+    yield (
+        "tensor_offset_past_section",
+        lie(matrix, 104, _u64(len(sections["target.base"]) // 64 * 64)),
+        "TENSOR",
+    )
+    yield "tensor_offset_near_2_to_64", lie(matrix, 104, _u64(2**64 - 64)), "TENSOR"
+    for length in (0, entry.length - 1, entry.length + 1, 2**64 - 64):
+        yield f"tensor_length_{length}", lie(matrix, 112, _u64(length)), "TENSOR"
+    yield "tensor_overlapping", lie(matrix + 1, 104, _u64(following.offset - 64)), "TENSOR"
+    yield "tensor_on_top_of_another", lie(matrix + 1, 104, _u64(entry.offset)), "TENSOR"
+    yield "tensor_reserved", lie(matrix, 127, b"\1"), "HEADER"
+    missing = {
+        "embedding": embedding,
+        "rope": index_of(lambda entry: entry.name == "rope.sin"),
+        "matrix": matrix,
+        "last_norm": last_of_base,
+        "residual": len(entries) - 1,
+    }
+    for name, index in missing.items():
+        yield f"tensor_missing_{name}", lie(index, 0, b"unknown".ljust(80, b"\0")), "TENSOR"
+
+
+def _scale_lies(good: bytes) -> Iterator[Case]:
+    bundle = Bundle(good)
+    sections = sections_of(good)
+
+    def lie(section: str, position: int) -> bytes:
+        return build(sections | {section: patch(sections[section], position, b"\xff")})
+
+    for (section, name), entry in bundle.tensors.items():
+        if entry.dtype == F32:
+            continue
+        block = {MXFP4T: 272, MXINT8T: 528}[entry.dtype]
+        if name.endswith(("embed_tokens.weight", "layers.1.mlp.down_proj.weight")):
+            yield f"scale_255_first_in_{section}", lie(section, entry.offset), "SCALE"
+            last = (
+                entry.offset + entry.length - block + 15
+            )  # of the last tile's last row, which may be padding
+            yield f"scale_255_last_in_{section}", lie(section, last), "SCALE"
+
+
+def _text_lies(good: bytes) -> Iterator[Case]:
+    sections = sections_of(good)
+    for section, verdict in (("tokenizer", "TOKENIZER"), ("chat", "CHAT")):
+        data = sections[section]
+        yield f"{section}_cut", build(sections | {section: data[:-1]}), verdict
+        yield f"{section}_extended", build(sections | {section: data + b"\0"}), verdict
+        yield f"{section}_of_one_byte", build(sections | {section: b"\0"}), verdict
+        yield (
+            f"{section}_counts_near_2_to_32",
+            build(sections | {section: patch(data, 0, b"\xff" * 12)}),
+            verdict,
+        )
+
+
+def _golden_lies(good: bytes) -> Iterator[Case]:
+    sections = sections_of(good)
+    golden = sections["golden"]
+    config = Bundle(good).config
+
+    def lie(position: int, new: bytes) -> bytes:
+        return build(sections | {"golden": patch(golden, position, new)})
+
+    for prompts in (0, 65, 2**32 - 1):
+        yield f"golden_prompts_{prompts}", lie(0, _u32(prompts)), "GOLDEN"
+    yield "golden_prompt_more_than_there", lie(0, _u32(int.from_bytes(golden[:4], "little") + 1)), "GOLDEN"
+    yield "golden_prompt_less_than_there", lie(0, _u32(1)), "GOLDEN"
+    for greedy in (0, 65):
+        yield f"golden_greedy_{greedy}", lie(4, _u32(greedy)), "GOLDEN"
+    for tokens in (0, 4097, 2**30, 2**32 - 1):
+        yield f"golden_tokens_{tokens}", lie(72, _u32(tokens)), "GOLDEN"
+    yield "golden_token_beyond_vocabulary", lie(76, _u32(config.vocab)), "GOLDEN"
+    too_long = golden[:72] + _u32(config.max_positions) + bytes(4 * config.max_positions)
+    exceeding = build(sections | {"golden": patch(too_long, 0, _u32(1))})
+    yield "golden_prompt_beyond_positions", exceeding, "GOLDEN"
+    yield "golden_cut", build(sections | {"golden": golden[:-1]}), "GOLDEN"
+    yield "golden_extended", build(sections | {"golden": golden + bytes(4)}), "GOLDEN"
+    yield "golden_header_cut", build(sections | {"golden": golden[:71]}), "GOLDEN"

@@ -1,0 +1,537 @@
+"""Both command lines side by side: the same arguments give the same stdout, exit code and error (docs/cli.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import tiny
+from mxdraft.bundle import HEADER, SECTION_ENTRY, Bundle
+from mxdraft.export import export_model
+from mxdraft.pack import pack
+from mxdraft.runtime import Model
+
+ROOT = Path(__file__).parents[1]
+PYTHON = (sys.executable, "-m", "mxdraft.cli")
+C = (os.environ.get("MXDRAFT_CLI", str(ROOT / "build" / "host" / "mxdraft")),)
+BOTH = pytest.mark.parametrize("program", [C, PYTHON], ids=["c", "python"])
+TIMEOUT_S = 60
+
+Arg = str | bytes | Path
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fixture T, made by the commands export and pack."""
+    folder = tmp_path_factory.mktemp("bundle")
+    tiny.save_huggingface(tiny.checkpoint(), folder / "model")
+    exported = run(PYTHON, "export", folder / "model", "-o", folder / "onnx")
+    assert exported.stdout.splitlines() == [
+        os.fsencode(folder / "onnx" / f"model.{precision}.onnx") for precision in ("base", "full")
+    ]
+    packed = run(PYTHON, "pack", folder / "onnx", "-o", folder / "t.mxb")
+    assert packed.returncode == 0, packed.stderr
+    return folder / "t.mxb"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fixture T without chat template, BOS and residual plane; its golden digest is not the right one."""
+    folder = tmp_path_factory.mktemp("bare")
+    checkpoint = tiny.checkpoint()
+    tokenizer = dataclasses.replace(checkpoint.tokenizer, bos_id=None)
+    export_model(dataclasses.replace(checkpoint, chat_template=None, tokenizer=tokenizer), folder)
+    (folder / "model.full.onnx").unlink()
+    pack(folder, folder / "bare.mxb")
+    return folder / "bare.mxb"
+
+
+def run(
+    program: Sequence[str], *args: Arg, stdin: bytes | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*program, *args],
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        env=os.environ | (env or {}),
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def run_both(
+    *args: Arg, code: int = 0, stdin: bytes | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run both programs, demand the same outcome, and return it."""
+    c, python = (run(program, *args, stdin=stdin, env=env) for program in (C, PYTHON))
+    assert (c.returncode, c.stdout) == (python.returncode, python.stdout), (c.stderr, python.stderr)
+    assert c.returncode == code, c.stderr
+    assert errors(c) == errors(python)
+    assert len(errors(c)) == (code != 0)
+    return c
+
+
+def errors(result: subprocess.CompletedProcess[bytes]) -> list[bytes]:
+    return [line for line in result.stderr.splitlines() if line.startswith(b"mxdraft: error: ")]
+
+
+def ids_after(name: str, result: subprocess.CompletedProcess[bytes]) -> list[int]:
+    """The ids of a --dump-tokens line."""
+    (line,) = (line for line in result.stderr.decode("utf-8").splitlines() if line.startswith(name + ":"))
+    return [int(word) for word in line.split()[1:]]
+
+
+def stats(result: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
+    values: dict[str, object] = json.loads(result.stderr.splitlines()[-1])
+    return values
+
+
+# ---- results ----
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-p", "The small boat"],
+        ["-p", "The small boat", "--raw", "-t", "1"],
+        ["-p", "The small boat", "--system", "Be brief", "--precision", "base"],
+        [
+            "-p",
+            "bread",
+            "--temp",
+            "0.8",
+            "--top-k",
+            "40",
+            "--top-p",
+            "0.95",
+            "--min-p",
+            "1e-3",
+            "--seed",
+            "7",
+        ],
+        ["-p", "bread", "--temp=1.5", "--repeat-penalty=1.3", "--seed=18446744073709551615", "-n40"],
+        ["-p", "clock", "--stop", "e", "--stop", "x y", "--ignore-eos", "-n", "0", "--ctx", "80"],
+        ["-p", b"\xff\xe6 \xe6\xbc\xa2", "--draft", "off"],
+        ["-p", "first", "-p", ""],
+    ],
+)
+def test_generate_gives_the_same_text(bundle: Path, options: list[Arg]) -> None:
+    result = run_both("generate", "-m", bundle, "--stats", "json", *options)
+    assert result.stdout
+    assert b"plan: weights" in result.stderr
+
+
+def test_statistics_have_the_documented_keys(bundle: Path) -> None:
+    table = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("| key | meaning |")[2]
+    documented = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|([^|]*)\|", table.split("\n## ")[0], re.M)))
+    for program in (C, PYTHON):
+        result = run(program, "generate", "-m", bundle, "-p", "x", "-n", "3", "--stats", "json", "-t", "1")
+        assert sorted(stats(result)) == sorted(documented)
+        assert stats(result)["stop"] == "limit"
+        text = run(program, "generate", "-m", bundle, "-p", "x", "-n", "3").stderr.decode("utf-8")
+        assert re.search(r"generated: 3 tokens, [0-9.]+ tok/s; 2 steps; stop: limit", text)
+        none = run(program, "generate", "-m", bundle, "-p", "x", "-n", "3", "--stats", "none").stderr
+        assert none.splitlines()[-1].startswith(b"plan: ")
+
+
+def test_prompt_sources_are_the_same_tokens(bundle: Path, tmp_path: Path) -> None:
+    text = " Ünï 漢\n\n".encode()
+    (tmp_path / "prompt").write_bytes(text)
+    command: list[Arg] = ["generate", "-m", bundle, "-n", "1", "--dump-tokens"]
+    sources: list[tuple[list[Arg], bytes | None]] = [
+        (["-p", text], None),
+        (["-f", tmp_path / "prompt"], None),
+        (["-"], text),
+    ]
+    dumps = [ids_after("prompt_tokens", run_both(*command, *args, stdin=stdin)) for args, stdin in sources]
+    with Model(bundle) as model:
+        assert dumps == [model.chat([("user", text)])] * 3
+
+
+def test_generated_tokens_spell_the_text(bundle: Path) -> None:
+    result = run_both(
+        "generate", "-m", bundle, "-p", "The clock", "--dump-tokens", "-n", "30", "--ignore-eos"
+    )
+    ids = ids_after("generated_tokens", result)
+    assert len(ids) == 30
+    with Model(bundle) as model:
+        assert model.decode(i for i in ids if not model.is_special(i)) == result.stdout
+
+
+def test_empty_prompt(bundle: Path, bare: Path) -> None:
+    with Model(bundle) as model:
+        empty_message = model.chat([("user", "")])
+        bos = model.info.bos
+    for stdin in (b"", None):  # None: /dev/null
+        result = run_both("generate", "-m", bundle, "-", "-n", "2", "--dump-tokens", stdin=stdin)
+        assert ids_after("prompt_tokens", result) == empty_message
+    raw = run_both("generate", "-m", bundle, "-p", "", "--raw", "-n", "2", "--dump-tokens")
+    assert ids_after("prompt_tokens", raw) == [bos]
+    refusal = run_both("generate", "-m", bare, "-p", "", "--raw", code=2)
+    assert b"no BOS token" in refusal.stderr
+
+
+def test_nul_bytes(bundle: Path) -> None:
+    raw = run_both("generate", "-m", bundle, "-", "--raw", "-n", "1", "--dump-tokens", stdin=b"a\0b")
+    with Model(bundle) as model:
+        assert ids_after("prompt_tokens", raw) == model.encode(b"a\0b")
+    refusal = run_both("generate", "-m", bundle, "-", stdin=b"a\0b", code=2)
+    assert b"NUL byte at offset 1" in refusal.stderr
+
+
+def test_control_token_names_are_plain_text(bundle: Path) -> None:
+    result = run_both("tokenize", "-m", bundle, "-p", "<|im_end|>")
+    with Model(bundle) as model:
+        assert not any(model.is_special(int(word)) for word in result.stdout.split())
+
+
+def test_tokenize_and_back(bundle: Path) -> None:
+    text = "don't  stop 12 🙂\n".encode()
+    ids = run_both("tokenize", "-m", bundle, "-", stdin=text).stdout
+    assert re.fullmatch(rb"[0-9]+( [0-9]+)*\n", ids)
+    assert run_both("tokenize", "-m", bundle, "-", "--decode", stdin=ids).stdout == text
+    chat = run_both("tokenize", "-m", bundle, "-p", "hi", "--chat").stdout
+    assert b"<|im_start|>" in run_both("tokenize", "-m", bundle, "--decode", "-p", chat).stdout
+    assert run_both("tokenize", "-m", bundle, "-p", "").stdout == b"\n"
+
+
+def test_verify_needs_every_bit(bundle: Path, bare: Path) -> None:
+    golden = Bundle.open(bundle).golden
+    assert golden is not None
+    for precision, digest in (("base", golden.base_digest), ("full", golden.full_digest)):
+        result = run_both("verify", "-m", bundle, "--precision", precision, "--chunk", "3", "-t", "1")
+        assert result.stdout.decode("ascii") == digest.hex() + "\n"
+    other = run_both("verify", "-m", bare, code=5)
+    assert other.stdout.decode("ascii") == golden.base_digest.hex() + "\n"
+
+
+def test_info(bundle: Path, bare: Path) -> None:
+    for path, precisions in (
+        (bundle, b"precisions base full\nbos 1\n"),
+        (bare, b"precisions base\nbos none\n"),
+    ):
+        c, python = (
+            # The plan tells the memory that is free at this moment.
+            re.sub(rb"plan: .* available", b"", run(program, "info", "-m", path, "--cpu").stdout)
+            for program in (C, PYTHON)
+        )
+        assert c == python
+        assert precisions in c
+
+
+@BOTH
+def test_bench(program: Sequence[str], bundle: Path) -> None:
+    options = ["-m", str(bundle), "-t", "1", "--prompt-tokens", "20", "-n", "5", "--repeat", "2"]
+    report = json.loads(run(program, "bench", *options, "--json").stdout)
+    assert (report["prompt_tokens"], report["generated_tokens"], report["threads"]) == (20, 5, 1)
+    for speed in (report["prefill_tok_per_s"], report["decode_tok_per_s"]):
+        assert 0 < speed["min"] <= speed["median"] <= speed["max"]
+    assert re.fullmatch(rb"tok/s .*\nprefill 20 .*\ndecode 5 .*\n", run(program, "bench", *options).stdout)
+
+
+def test_chat_keeps_the_conversation(bundle: Path) -> None:
+    options = ["chat", "-m", str(bundle), "-n", "8", "--ignore-eos", "--stats", "json"]
+    two_turns = run_both(*options, stdin=b"The boat\nThe box\n")
+    with_reset = run_both(*options, stdin=b"The boat\r\n\n/reset\nThe box\n/quit\nnever read\n")
+    alone = run_both(*options, stdin=b"The box")
+    assert two_turns.stdout.count(b"\n") >= 2
+    assert with_reset.stdout.endswith(alone.stdout)
+    assert not two_turns.stdout.endswith(alone.stdout)
+
+
+def test_chat_goes_on_after_a_message_that_does_not_fit(bundle: Path) -> None:
+    options = ["chat", "-m", str(bundle), "-n", "4", "--ctx", "64"]
+    long = b"word " * 60 + b"\n"
+    refused = run_both(*options, stdin=long, code=4)
+    assert b"/reset starts a new conversation" in refused.stderr
+    for rest in (b"hi\n", b"/reset\n"):
+        for program in (C, PYTHON):
+            assert run(program, *options, stdin=long + rest).returncode == 0
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "no command"),
+        (["frobnicate"], "unknown command 'frobnicate'"),
+        (["generate", "-p", "x"], "-m is required"),
+        (["generate", "-m", "x", "--kv", "int8"], "unknown option '--kv'"),
+        (["generate", "-m", "x", "-z"], "unknown option '-z'"),
+        (["generate", "-m", "x", "-n"], "option '-n' requires an argument"),
+        (["generate", "-m", "x", "--raw=1"], "option '--raw' does not take a value"),
+        (
+            ["generate", "-m", "x", "-p", "x", "-n", "5x"],
+            "-n '5x': expected a whole number from 0 to 1048576",
+        ),
+        (["generate", "-m", "x", "-p", "x", "--ctx", "-1"], "--ctx '-1': expected a whole number"),
+        (
+            ["generate", "-m", "x", "-p", "x", "--seed", "18446744073709551616"],
+            "--seed '18446744073709551616'",
+        ),
+        (
+            ["generate", "-m", "x", "-p", "x", "--temp", "nan"],
+            "--temp 'nan': expected a number from 0 to 100",
+        ),
+        (
+            ["generate", "-m", "x", "-p", "x", "--top-p", "1.5"],
+            "--top-p '1.5': expected a number from 0 to 1",
+        ),
+        (
+            ["generate", "-m", "x", "-p", "x", "--draft", "model"],
+            "--draft 'model': expected one of auto, off",
+        ),
+        (["generate", "-m", "x"], "exactly one of -p TEXT, -f FILE and -"),
+        (["generate", "-m", "x", "-p", "x", "-"], "exactly one of -p TEXT, -f FILE and -"),
+        (["generate", "-m", "x", "word"], "unexpected argument 'word'"),
+        (["generate", "-m", "x", "-p", "x", "--raw", "--system", "y"], "--system needs the chat template"),
+        (["tokenize", "-m", "x", "-p", "x", "--chat", "--decode"], "exclude each other"),
+    ],
+)
+def test_usage_errors(args: list[str], message: str) -> None:
+    result = run_both(*args, code=2)
+    assert message in result.stderr.decode("utf-8")
+    assert result.stdout == b""
+
+
+def test_requests_the_bundle_cannot_serve(bundle: Path, bare: Path) -> None:
+    cases: list[tuple[list[Arg], str]] = [
+        (["generate", "-m", bare, "-p", "x"], "chat template"),
+        (["generate", "-m", bare, "-p", "x", "--raw", "--precision", "full"], "residual plane"),
+        (["generate", "-m", bundle, "-p", "x", "--ctx", "257"], "257"),
+        (["generate", "-m", bundle, "-p", "x", "--stop", ""], "stop string"),
+        (["tokenize", "-m", bundle, "-p", "1 500", "--decode"], "token 500"),
+        (["tokenize", "-m", bundle, "-p", "1 x", "--decode"], "'x' is not a token id"),
+    ]
+    for args, message in cases:
+        result = run_both(*args, code=2)
+        assert message in result.stderr.decode("utf-8")
+        assert result.stdout == b""
+
+
+def test_files_missing_or_unreadable(bundle: Path, tmp_path: Path) -> None:
+    for args, code in (
+        (["-m", tmp_path / "none", "-p", "x"], 3),
+        (["-m", bundle, "-f", tmp_path / "none"], 3),
+        (["-m", tmp_path, "-p", "x"], 6),
+        (["-m", bundle, "-f", tmp_path], 6),
+    ):
+        assert run_both("generate", *args, code=code).stdout == b""
+
+
+def test_truncated_bundle_is_refused_wherever_it_ends(bundle: Path, tmp_path: Path) -> None:
+    data = bundle.read_bytes()
+    for size in (0, 1, 8, 63, 64, 700, 65536, len(data) // 2, len(data) - 1):
+        (tmp_path / "cut.mxb").write_bytes(data[:size])
+        for program in (C, PYTHON) if size in (0, 700) else (C,):
+            result = run(program, "generate", "-m", tmp_path / "cut.mxb", "-p", "x")
+            assert (result.returncode, result.stdout, len(errors(result))) == (3, b"", 1)
+
+
+def test_prompt_and_context(bundle: Path) -> None:
+    def generate(tokens: int, code: int) -> subprocess.CompletedProcess[bytes]:
+        text = b"\x01" * tokens  # no merge: one token a byte
+        options = ["--raw", "--ctx", "32", "-n", "0", "--ignore-eos", "--stats", "json"]
+        return run_both("generate", "-m", bundle, "-", *options, stdin=text, code=code)
+
+    fitting = stats(generate(31, 0))
+    assert (fitting["prompt_tokens"], fitting["generated_tokens"], fitting["stop"]) == (31, 1, "context")
+    for tokens in (32, 33, 320):
+        result = generate(tokens, 4)
+        assert result.stdout == b""
+        assert f"prompt {tokens} tokens, context 32" in errors(result)[0].decode("utf-8")
+
+
+def test_plan_that_exceeds_memory_is_refused(bundle: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 20, 4 << 20))
+
+    command = [*C, "generate", "-m", bundle, "-p", "x", "-t", "1"]
+    result = subprocess.run(command, capture_output=True, preexec_fn=limit, timeout=TIMEOUT_S, check=False)
+    assert (result.returncode, result.stdout) == (4, b"")
+    assert b"MiB are available" in errors(result)[0]
+
+
+def test_non_finite_values_are_an_error(bundle: Path, tmp_path: Path) -> None:
+    opened = Bundle.open(bundle)
+    entry = opened.tensors["target.base", "model.layers.2.input_layernorm.weight"]
+    data = bytearray(bundle.read_bytes())
+    section = opened.sections["target.base"]
+    data[section.offset + entry.offset + 3] = 0x7F  # the high byte of an f32: huge, overflows in the square
+    data[section.offset + entry.offset + 2] = 0xFF
+    _seal(data, list(opened.sections).index("target.base"))
+    (tmp_path / "nan.mxb").write_bytes(data)
+    result = run_both("generate", "-m", tmp_path / "nan.mxb", "-p", "x", "--precision", "base", code=5)
+    assert result.stdout == b""
+    assert re.search(rb"layer 2.* position 0", errors(result)[0])
+
+
+def _seal(data: bytearray, index: int) -> None:
+    """Make the checksums of a section and of the section table right again."""
+    at = HEADER.size + index * SECTION_ENTRY.size
+    name, offset, length, _, reserved = SECTION_ENTRY.unpack_from(data, at)
+    SECTION_ENTRY.pack_into(
+        data, at, name, offset, length, zlib.crc32(data[offset : offset + length]), reserved
+    )
+    magic, version, count, size, _, zero = HEADER.unpack_from(data)
+    table = data[HEADER.size : HEADER.size + count * SECTION_ENTRY.size]
+    HEADER.pack_into(data, 0, magic, version, count, size, zlib.crc32(table), zero)
+
+
+def test_bytes_survive_any_locale(bundle: Path) -> None:
+    text = "漢🙂".encode() + b"\xff"
+    with Model(bundle) as model:
+        expected = " ".join(map(str, model.encode(text))).encode("ascii") + b"\n"
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert run_both("tokenize", "-m", bundle, "-p", text, env=env).stdout == expected
+    run_both("generate", "-m", b"\xff.mxb", "-p", "x", env=env, code=3)
+
+
+@BOTH
+def test_failing_output_is_an_error(program: Sequence[str], bundle: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [*program, "generate", "-m", bundle, "-p", "x"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
+    assert result.returncode == 6
+    assert b"cannot write to standard output" in result.stderr
+
+
+@BOTH
+@pytest.mark.parametrize("command", ["generate", "chat", "tokenize", "verify", "bench", "info"])
+def test_help_has_an_example(program: Sequence[str], command: str) -> None:
+    result = run(program, command, "--help")
+    assert result.returncode == 0
+    assert f"Example: mxdraft {command} -m" in " ".join(result.stdout.decode("utf-8").split())
+
+
+def test_both_have_the_same_options() -> None:
+    for command in ("generate", "chat", "tokenize", "verify", "bench", "info"):
+        c, python = (
+            set(re.findall(r"^  (--?[a-z-]+)", run(program, command, "--help").stdout.decode("utf-8"), re.M))
+            for program in (C, PYTHON)
+        )
+        assert c == python - {"-h"}
+
+
+# ---- streams and signals ----
+
+
+class Streaming:
+    """A running generate. Its stdout is a pipe in packet mode: one read gets what one write wrote, and the
+    program waits once sixteen writes have not been read."""
+
+    def __init__(self, program: Sequence[str], bundle: Path) -> None:
+        self.stdout, writer = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 16 * resource.getpagesize())
+        options = ["-p", "x", "-n", "0", "--ignore-eos", "-t", "1", "--stats", "json"]
+        self.process = subprocess.Popen(
+            [*program, "generate", "-m", bundle, *options], stdout=writer, stderr=subprocess.PIPE
+        )
+        os.close(writer)
+
+    def packets(self, most: int = sys.maxsize) -> list[bytes]:
+        """The next writes, up to ``most`` or the end."""
+        packets: list[bytes] = []
+        while len(packets) < most and (packet := os.read(self.stdout, 4096)):
+            packets.append(packet)
+        return packets
+
+    def finish(self) -> subprocess.CompletedProcess[bytes]:
+        _, stderr = self.process.communicate(timeout=TIMEOUT_S)
+        return subprocess.CompletedProcess([], self.process.returncode, b"", stderr)
+
+
+@contextmanager
+def streaming(program: Sequence[str], bundle: Path) -> Iterator[Streaming]:
+    running = Streaming(program, bundle)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.communicate()
+        with suppress(OSError):
+            os.close(running.stdout)
+
+
+def test_every_step_is_written_at_once(bundle: Path) -> None:
+    writes = []
+    for program in (C, PYTHON):
+        with streaming(program, bundle) as running:
+            first = running.packets(3)
+            assert running.process.poll() is None
+            writes.append(first + running.packets())
+            assert stats(running.finish())["stop"] == "context"
+    assert writes[0] == writes[1]
+    assert len(writes[0]) > 50
+    assert max(map(len, writes[0])) < 32
+
+
+@BOTH
+def test_interrupt_ends_with_statistics(program: Sequence[str], bundle: Path) -> None:
+    with streaming(program, bundle) as running:
+        seen = len(running.packets(3))
+        running.process.send_signal(signal.SIGINT)
+        seen += len(running.packets())
+        result = running.finish()
+    assert result.returncode == 130
+    assert stats(result)["stop"] == "none"
+    assert seen < 100  # of more than 200 that fit the context
+
+
+@BOTH
+def test_second_interrupt_ends_at_once(program: Sequence[str], bundle: Path) -> None:
+    with streaming(program, bundle) as running:
+        running.packets(1)  # and no more: the program hangs in its write
+        for _ in range(TIMEOUT_S * 20):
+            running.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                running.process.wait(0.05)
+                break
+        assert running.process.poll() == 130
+        assert b"prompt_tokens" not in running.finish().stderr
+
+
+@BOTH
+def test_closed_pipe_is_quiet(program: Sequence[str], bundle: Path) -> None:
+    with streaming(program, bundle) as running:
+        running.packets(1)
+        os.close(running.stdout)
+        result = running.finish()
+    assert result.returncode == 141
+    assert [line.split(b":")[0] for line in result.stderr.splitlines()] == [b"plan"]
+
+
+@BOTH
+def test_interrupt_while_waiting_for_input(program: Sequence[str], bundle: Path) -> None:
+    command = [*program, "chat", "-m", bundle]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"plan: ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130
+
+
+@BOTH
+def test_closed_standard_streams(program: Sequence[str], bundle: Path) -> None:
+    for closing, args in (("<&-", ["-"]), (">&-", ["-p", "x"])):
+        shell = ["sh", "-c", f'exec "$@" {closing}', "sh", *program, "generate", "-m", bundle, *args]
+        result = subprocess.run(shell, stderr=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
+        assert result.returncode == 6
+        assert b"Bad file descriptor" in result.stderr

@@ -1,0 +1,220 @@
+"""ONNX files to bundle: the weights arrive bit for bit, packing is reproducible, and altered exports are
+refused."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+import tiny
+from mxdraft.bundle import Bundle
+from mxdraft.errors import BundleError, RefusedError, TransferError
+from mxdraft.export import export_model
+from mxdraft.export.graph import rope_tables
+from mxdraft.mx import quantize, quantize_planes
+from mxdraft.pack import default_prompts, pack
+
+CHECKPOINT = tiny.checkpoint()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("exported")
+    export_model(CHECKPOINT, directory)
+    return directory
+
+
+@pytest.fixture
+def altered(exported, tmp_path):
+    """A copy of the export to spoil."""
+    return shutil.copytree(exported, tmp_path / "altered")
+
+
+def same(a, b):
+    return a.format == b.format and np.array_equal(a.data, b.data) and np.array_equal(a.scale, b.scale)
+
+
+def test_weights_arrive_bit_for_bit(exported, tmp_path):
+    pack(exported, tmp_path / "a.mxb")
+    bundle = Bundle.open(tmp_path / "a.mxb")
+    for name, weight in CHECKPOINT.tensors.items():
+        if weight.ndim == 1:
+            for section in ("target.base", "target.residual"):
+                np.testing.assert_array_equal(bundle.get(section, name)[0], weight)
+        elif "embed" in name:
+            assert same(bundle.get("target.shared", name), quantize(weight, "mxint8"))
+        else:
+            base, residual = quantize_planes(weight, "search")
+            assert same(bundle.get("target.base", name), base)
+            assert same(bundle.get("target.residual", name), residual)
+    cosine, sine = rope_tables(CHECKPOINT.config)
+    np.testing.assert_array_equal(bundle.get("target.shared", "rope.cos"), cosine)
+    np.testing.assert_array_equal(bundle.get("target.shared", "rope.sin"), sine)
+    for field in ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_positions"):
+        assert getattr(bundle.config, field) == getattr(CHECKPOINT.config, field)
+    assert list(bundle.sections)[:5] == [
+        "target.config",
+        "target.tensors",
+        "target.shared",
+        "target.base",
+        "target.residual",
+    ]
+    assert list(bundle.sections)[5:] == ["tokenizer", "chat", "golden", "provenance"]
+
+
+def test_separate_head(tmp_path):
+    checkpoint = tiny.checkpoint(tied=False)
+    export_model(checkpoint, tmp_path)
+    pack(tmp_path, tmp_path / "a.mxb")
+    head = Bundle.open(tmp_path / "a.mxb").get("target.shared", "lm_head.weight")
+    assert same(head, quantize(checkpoint.tensors["lm_head.weight"], "mxint8"))
+
+
+def test_two_exports_and_packs_give_the_same_bytes(exported, tmp_path):
+    export_model(CHECKPOINT, tmp_path / "again")
+    pack(exported, tmp_path / "a.mxb")
+    pack(tmp_path / "again", tmp_path / "b.mxb")
+    assert (tmp_path / "a.mxb").read_bytes() == (tmp_path / "b.mxb").read_bytes()
+
+
+def test_provenance_tells_source_recipe_and_files(exported, tmp_path):
+    pack(exported, tmp_path / "a.mxb")
+    provenance = Bundle.open(tmp_path / "a.mxb").provenance
+    assert provenance["source"] == CHECKPOINT.source
+    assert provenance["source_sha256"] == CHECKPOINT.source_sha256
+    assert provenance["rule"] == "search"
+    assert provenance["recipe"] is None
+    assert set(provenance["versions"]) == {"mxdraft", "numpy", "onnx", "onnxruntime"}
+    assert len(provenance["sha256"]) == 6
+    for name, digest in provenance["sha256"].items():
+        assert hashlib.sha256((exported / name).read_bytes()).hexdigest() == digest
+    assert str(exported) not in json.dumps(provenance)
+
+
+def test_without_full_there_is_no_residual(altered, tmp_path):
+    (altered / "model.full.onnx").unlink()
+    pack(altered, tmp_path / "a.mxb", digest=lambda _: ("ab" * 32, None))
+    bundle = Bundle.open(tmp_path / "a.mxb")
+    assert "target.residual" not in bundle
+    assert bundle.golden.base_digest == b"\xab" * 32
+    assert bundle.golden.full_digest == bytes(32)
+
+
+def test_digest_is_asked_of_a_whole_bundle_with_zero_digests(exported, tmp_path):
+    seen = []
+
+    def digest(path):
+        bundle = Bundle.open(path)
+        seen.append((bundle.golden.base_digest, bundle.golden.prompts))
+        assert not (tmp_path / "a.mxb").exists()
+        return "01" * 32, "02" * 32
+
+    pack(exported, tmp_path / "a.mxb", golden=[[5, 6], [7]], digest=digest)
+    assert seen == [(bytes(32), ((5, 6), (7,)))]
+    golden = Bundle.open(tmp_path / "a.mxb").golden
+    assert golden.prompts == ((5, 6), (7,))
+    assert (golden.base_digest, golden.full_digest) == (b"\1" * 32, b"\2" * 32)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mxb"]
+
+
+def test_default_prompts_are_few_tokens_inside_the_vocabulary():
+    prompts = default_prompts(49152)
+    assert [len(prompt) for prompt in prompts] == [1, 7, 16]
+    assert len({token for prompt in prompts for token in prompt}) == 24
+    assert all(0 <= token < 500 for prompt in default_prompts(500) for token in prompt)
+
+
+def test_golden_prompts_that_do_not_fit_are_refused(exported, tmp_path):
+    with pytest.raises(BundleError) as error:
+        pack(exported, tmp_path / "a.mxb", golden=[[500]])
+    assert error.value.verdict == "GOLDEN"
+    assert list(tmp_path.iterdir()) == []
+
+
+def _edit(directory, change, files=("model.base.onnx", "model.full.onnx")):
+    for name in files:
+        model = onnx.load(directory / name, load_external_data=False)
+        change(model)
+        (directory / name).write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _add_scaling(model):
+    model.graph.node[-1].attribute[0].i = 64
+
+
+def _change_epsilon(model):
+    next(node for node in model.graph.node if node.op_type == "RMSNormalization").attribute[1].f = 1e-3
+
+
+def _change_function(model):
+    function = next(f for f in model.functions if f.name == "MXFP4Dequantize")
+    next(node for node in function.node if node.op_type == "Unsqueeze").op_type = "Squeeze"
+
+
+@pytest.mark.parametrize("change", [_add_scaling, _change_epsilon, _change_function])
+def test_a_graph_that_is_not_the_runtimes_is_refused(altered, tmp_path, change):
+    _edit(altered, change)
+    with pytest.raises(RefusedError, match=r"model\.base\.onnx: (its graph|not a model)"):
+        pack(altered, tmp_path / "a.mxb")
+
+
+@pytest.mark.parametrize("name", ["model.onnx.data", "tokenizer.json", "chat_template.jinja"])
+def test_altered_files_are_refused(altered, tmp_path, name):
+    data = bytearray((altered / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (altered / name).write_bytes(data)
+    with pytest.raises(RefusedError, match=f"{name} is not the file that was exported"):
+        pack(altered, tmp_path / "a.mxb")
+
+
+@pytest.mark.parametrize("name", ["model.base.onnx", "model.onnx.data", "generation_config.json"])
+def test_missing_files_are_refused(altered, tmp_path, name):
+    (altered / name).unlink()
+    with pytest.raises(RefusedError, match=name):
+        pack(altered, tmp_path / "a.mxb")
+
+
+@pytest.mark.parametrize("data", [b"", b"no protobuf", b"\x08\x0c\x12\x80"])
+def test_a_file_that_is_no_onnx_is_refused(altered, tmp_path, data):
+    (altered / "model.base.onnx").write_bytes(data)
+    with pytest.raises(RefusedError, match=r"model\.base\.onnx: not a model of this exporter"):
+        pack(altered, tmp_path / "a.mxb")
+
+
+def test_graphs_of_different_exports_are_refused(altered, tmp_path):
+    export_model(tiny.checkpoint(seed=1), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.full.onnx", altered)
+    with pytest.raises(RefusedError, match=r"export"):
+        pack(altered, tmp_path / "a.mxb")
+
+
+def test_swapped_weights_are_refused(altered, tmp_path):
+    """The graph of full precision reads another layer's base plane."""
+
+    def swap(model):
+        tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        name = "model.layers.{}.mlp.up_proj.weight.base.data"
+        a, b = tensors[name.format(0)].external_data, tensors[name.format(1)].external_data
+        a[1].value, b[1].value = b[1].value, a[1].value
+
+    _edit(altered, swap, ["model.full.onnx"])
+    with pytest.raises(RefusedError, match=r"up_proj\.weight\.base\.data differs between base and full"):
+        pack(altered, tmp_path / "a.mxb")
+
+
+def test_initializer_of_another_shape_is_refused(altered, tmp_path):
+    def transpose(model):
+        name = "model.layers.0.mlp.up_proj.weight.base.scale"
+        tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+        tensor.dims[:] = reversed(tensor.dims)
+
+    _edit(altered, transpose)
+    with pytest.raises(RefusedError, match=r"model\.base\.onnx: .*layers\.0\.mlp\.up_proj"):
+        pack(altered, tmp_path / "a.mxb")
+
+
+def test_unwritable_target_is_a_transfer_error(exported, tmp_path):
+    with pytest.raises(TransferError, match="cannot pack"):
+        pack(exported, tmp_path / "no such directory" / "a.mxb")

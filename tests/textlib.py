@@ -1,0 +1,130 @@
+"""The text half of the runtime (tokenizer, chat, UTF-8), built alone and called through cffi."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cffi
+import pytest
+from mxdraft.checkpoint import TokenizerSpec, gguf_file
+from mxdraft.fetch import default_cache, known_models
+
+RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
+SOURCES = [RUNTIME / "src" / name for name in ("tokenizer.c", "chat.c", "utf8.c", "status.c")]
+HEADERS = [RUNTIME / "src" / name for name in ("tokenizer.h", "chat.h", "utf8.h")]
+CC = shlex.split(os.environ.get("CC", "cc"))
+FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
+
+BAD_TOKENIZER, BAD_CHAT = 34, 35
+ERR_ARGUMENT, ERR_BUFFER = 1, 7
+NO_TOKEN = 0xFFFFFFFF
+
+
+def compile_c(output: Path, *arguments: str | Path) -> None:
+    subprocess.run([*CC, *FLAGS, *arguments, "-o", output], check=True)
+
+
+@cache
+def library() -> tuple[Any, Any]:
+    """(ffi, lib), with what the headers declare."""
+    public = (RUNTIME / "include" / "mxdraft.h").read_text(encoding="utf-8")
+    declarations = public[public.index("<cdef> */") + len("<cdef> */") : public.index("/* </cdef>")]
+    for header in HEADERS:
+        text = header.read_text(encoding="utf-8")
+        declarations += re.sub(r"^#.*$", "", text, flags=re.MULTILINE).replace("MXD_ROLE_BYTES", "16")
+    ffi = cffi.FFI()
+    ffi.cdef(declarations)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "libtext.so"
+        compile_c(path, "-shared", "-fPIC", *SOURCES)
+        return ffi, ffi.dlopen(str(path))  # stays mapped after the file is gone
+
+
+@cache
+def smollm2() -> tuple[TokenizerSpec, str]:
+    """SmolLM2's tokenizer and chat template; skips the test if its weights are not in the cache."""
+    weights = default_cache() / Path(known_models()["smollm2-135m"].member).name
+    if not weights.exists():
+        pytest.skip("SmolLM2 is not in the cache: run `mxdraft fetch smollm2-135m`")
+    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        metadata, _ = gguf_file._read_header(data)
+    return gguf_file._tokenizer(metadata), metadata["tokenizer.chat_template"]
+
+
+class StatusError(Exception):
+    """A status other than MXD_OK, with the runtime's message."""
+
+    def __init__(self, status: int, error: Any) -> None:
+        super().__init__(library()[0].string(error.message).decode("utf-8"))
+        self.status = status
+        assert error.status == status
+
+
+def check(status: int, error: Any) -> None:
+    if status:
+        raise StatusError(status, error)
+
+
+class Tokenizer:
+    """A section as C sees it. Raises StatusError."""
+
+    def __init__(self, section: bytes, vocab: int) -> None:
+        ffi, lib = library()
+        self.vocab = vocab
+        self.struct, self._error = ffi.new("mxd_tokenizer *"), ffi.new("mxd_error *")
+        self._section = ffi.new("uint32_t[]", len(section) // 4 + 1)  # aligned
+        ffi.memmove(self._section, section, len(section))
+        data = ffi.cast("uint8_t *", self._section)
+        check(lib.mxd_tokenizer_init(self.struct, data, len(section), vocab, self._error), self._error)
+
+    def encode(self, text: bytes, cap: int | None = None) -> list[int]:
+        ffi, lib = library()
+        cap = len(text) if cap is None else cap
+        ids, n = ffi.new("uint32_t[]", cap), ffi.new("size_t *")
+        check(lib.mxd_tokenizer_encode(self.struct, text, len(text), ids, cap, n, self._error), self._error)
+        return list(ffi.unpack(ids, n[0]))
+
+    def token_bytes(self, i: int) -> bytes:
+        ffi, lib = library()
+        n = ffi.new("size_t *")
+        return bytes(ffi.buffer(lib.mxd_tokenizer_bytes(self.struct, i, n), n[0]))
+
+    def decode(self, ids: list[int]) -> bytes:
+        return b"".join(map(self.token_bytes, ids))
+
+
+class Chat:
+    """A section as C sees it. Raises StatusError."""
+
+    def __init__(self, section: bytes, vocab: int) -> None:
+        ffi, lib = library()
+        self.struct, self._error = ffi.new("mxd_chat *"), ffi.new("mxd_error *")
+        self._section = ffi.new("uint32_t[]", len(section) // 4 + 1)
+        ffi.memmove(self._section, section, len(section))
+        data = ffi.cast("uint8_t *", self._section)
+        check(lib.mxd_chat_init(self.struct, data, len(section), vocab, self._error), self._error)
+
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        conversation: list[tuple[str, str]],
+        generation: bool = False,
+        cap: int = 4096,
+    ) -> list[int]:
+        ffi, lib = library()
+        strings = [ffi.new("char[]", text.encode("utf-8")) for message in conversation for text in message]
+        messages = ffi.new("mxd_message[]", list(zip(strings[::2], strings[1::2], strict=True)))
+        ids, n = ffi.new("uint32_t[]", cap), ffi.new("size_t *")
+        status = lib.mxd_chat_encode_messages(
+            self.struct, tokenizer.struct, messages, len(conversation), generation, ids, cap, n, self._error
+        )
+        check(status, self._error)
+        return list(ffi.unpack(ids, n[0]))

@@ -1,0 +1,47 @@
+"""Weights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config, expected_tensors
+from mxdraft.checkpoint.tokenizer import BYTE_ALPHABET, PreTokenizer, TokenizerSpec, tokenizer_json
+from mxdraft.errors import RefusedError, TransferError
+
+__all__ = [
+    "BYTE_ALPHABET",
+    "Checkpoint",
+    "ModelConfig",
+    "PreTokenizer",
+    "TokenizerSpec",
+    "check_checkpoint",
+    "check_config",
+    "expected_tensors",
+    "load_checkpoint",
+    "tokenizer_json",
+]
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a ``.gguf`` file or a Hugging Face model directory, whole and checked.
+
+    Raises RefusedError if it is missing, damaged or of a kind not supported, TransferError if it cannot be
+    read.
+    """
+    # Imported here: reading a fixture or a bundle needs neither gguf nor safetensors.
+    try:
+        if path.is_dir():
+            from mxdraft.checkpoint.huggingface import load_huggingface
+
+            return load_huggingface(path)
+        if path.suffix == ".gguf":
+            from mxdraft.checkpoint.gguf_file import load_gguf
+
+            return load_gguf(path)
+    except RefusedError as error:
+        raise RefusedError(f"{path}: {error}") from error
+    except FileNotFoundError:
+        raise RefusedError(f"{path}: no such file") from None
+    except OSError as error:
+        raise TransferError(f"{path}: {error.strerror}") from error
+    raise RefusedError(f"{path}: neither a .gguf file nor a directory with a Hugging Face model")

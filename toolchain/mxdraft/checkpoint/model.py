@@ -1,0 +1,134 @@
+"""The one form in which weights are held in memory, whatever file they came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxdraft.checkpoint.tokenizer import TokenizerSpec, check_tokenizer
+from mxdraft.errors import RefusedError
+from mxdraft.mx import BLOCK
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Dimensions of a Llama-family decoder: no biases, SiLU-gated feed-forward, unscaled RoPE."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_positions: int
+    rms_eps: float
+    rope_theta: float
+    tied: bool  # the head is the embedding matrix
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights with everything needed to run them.
+
+    ``tensors``: f32, shapes [out, in], under Hugging Face's names and for its rotate-half RoPE; exactly
+    those of ``expected_tensors(config)``. ``chat_template``: Jinja source. ``source``: where it came from,
+    for people; ``source_sha256``: hexadecimal, of the file, or of the list of files (see
+    ``load_huggingface``).
+    """
+
+    config: ModelConfig
+    tensors: dict[str, NDArray[np.float32]]
+    tokenizer: TokenizerSpec
+    chat_template: str | None
+    source: str
+    source_sha256: str
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that ``config`` asks for, in order of execution."""
+    hidden, q_rows, kv_rows = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, hidden)}
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        shapes[prefix + "self_attn.q_proj.weight"] = (q_rows, hidden)
+        shapes[prefix + "self_attn.k_proj.weight"] = (kv_rows, hidden)
+        shapes[prefix + "self_attn.v_proj.weight"] = (kv_rows, hidden)
+        shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q_rows)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        shapes[prefix + "mlp.gate_proj.weight"] = (config.ffn, hidden)
+        shapes[prefix + "mlp.up_proj.weight"] = (config.ffn, hidden)
+        shapes[prefix + "mlp.down_proj.weight"] = (hidden, config.ffn)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab, hidden)
+    return shapes
+
+
+def check_config(config: ModelConfig) -> None:
+    """Raise RefusedError for dimensions that a bundle cannot hold (runtime/BUNDLE.md, ``target.config``)."""
+    limits = {
+        "hidden": 1 << 16,
+        "layers": 1024,
+        "heads": 1024,
+        "kv_heads": 1024,
+        "head_dim": 256,
+        "ffn": 1 << 16,
+        "vocab": 1 << 20,
+        "max_positions": 1 << 20,
+    }
+    for name, limit in limits.items():
+        value = getattr(config, name)
+        if not 1 <= value <= limit:
+            raise RefusedError(f"config: {name} is {value}; supported are 1 to {limit}")
+    for name, value in {
+        "hidden": config.hidden,
+        "ffn": config.ffn,
+        "heads x head_dim": config.heads * config.head_dim,
+    }.items():
+        if value % BLOCK:
+            raise RefusedError(f"config: {name} is {value}, not a multiple of {BLOCK}, the MX block")
+    if config.heads % config.kv_heads:
+        raise RefusedError(
+            f"config: {config.heads} heads cannot share {config.kv_heads} key/value heads evenly"
+        )
+    if config.head_dim % 2:
+        raise RefusedError(f"config: head_dim is {config.head_dim}; RoPE needs an even number")
+    if not 0 < config.rms_eps < 1:
+        raise RefusedError(f"config: rms_eps is {config.rms_eps}, not between 0 and 1")
+    if not 1 <= config.rope_theta < float("inf"):
+        raise RefusedError(f"config: rope_theta is {config.rope_theta}, not a finite number of at least 1")
+
+
+def check_checkpoint(checkpoint: Checkpoint) -> None:
+    """Raise RefusedError unless config, tensors and tokenizer are sound and agree with each other.
+
+    The vocabulary has one size: config, embedding and tokenizer must agree. A padded embedding is refused,
+    for its surplus rows would be tokens without text that the model may still choose.
+    """
+    check_config(checkpoint.config)
+    check_tokenizer(checkpoint.tokenizer)
+    vocab = checkpoint.config.vocab
+    if len(checkpoint.tokenizer.tokens) != vocab:
+        raise RefusedError(
+            f"the tokenizer has {len(checkpoint.tokenizer.tokens)} tokens, the model {vocab}; "
+            "cut the embedding (and head) to the tokenizer's size"
+        )
+    expected = expected_tensors(checkpoint.config)
+    if "lm_head.weight" in checkpoint.tensors and checkpoint.config.tied:
+        raise RefusedError("the config ties the head to the embedding, yet lm_head.weight is there")
+    if missing := expected.keys() - checkpoint.tensors.keys():
+        raise RefusedError(f"tensor {min(missing)} is missing ({len(missing)} in all)")
+    if extra := checkpoint.tensors.keys() - expected.keys():
+        raise RefusedError(f"tensor {min(extra)} is none of a Llama model's ({len(extra)} such in all)")
+    for name, shape in expected.items():
+        tensor = checkpoint.tensors[name]
+        if tensor.shape != shape:
+            raise RefusedError(f"tensor {name} has shape {tensor.shape}; the config asks for {shape}")
+        finite = np.isfinite(tensor)
+        if not finite.all():
+            index = tuple(int(i) for i in np.argwhere(~finite)[0])
+            raise RefusedError(f"tensor {name} holds {tensor[index]} at index {index}; the file is damaged")

@@ -1,0 +1,144 @@
+"""Options that several commands share, as docs/cli.md has them (mirror: runtime/cli/options.c)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar
+
+import click
+
+from mxdraft.cli._terminal import note
+from mxdraft.runtime import Engine, Model, Plan, default_threads
+from mxdraft.runtime.engine import Precision
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """An option type: a whole number in decimal digits, nothing around it."""
+
+    def parse(value: str) -> int:
+        if re.fullmatch(r"[0-9]{1,20}", value) and low <= int(value) <= high:
+            return int(value)
+        raise click.BadParameter(f"'{value}': expected a whole number from {low} to {high}")
+
+    parse.__name__ = "N"  # what --help shows
+    return parse
+
+
+def real(low: float, high: float) -> Callable[[str], float]:
+    """An option type: a decimal number; no sign, infinity, NaN or hexadecimal."""
+
+    def parse(value: str) -> float:
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", value) and low <= float(value) <= high:
+            return float(value)
+        raise click.BadParameter(f"'{value}': expected a number from {low:g} to {high:g}")
+
+    parse.__name__ = "X"
+    return parse
+
+
+def word_option(name: str, words: tuple[str, ...], default: str, text: str) -> Callable[[Command], Command]:
+    """An option that takes one of a few words."""
+
+    def parse(value: str) -> str:
+        if value in words:
+            return value
+        raise click.BadParameter(f"'{value}': expected one of {', '.join(words)}")
+
+    return click.option(name, type=parse, metavar="|".join(words), default=default, help=text)
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several decorators as one; --help lists their options in this order."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+class EngineOptions(TypedDict):
+    """What ``engine_options`` passes to a command."""
+
+    threads: int
+    ctx: int
+    precision: Precision
+
+
+model_option = click.option("-m", "bundle", metavar="BUNDLE", required=True, help="Bundle file (.mxb).")
+
+engine_options = options(
+    click.option(
+        "-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers."
+    ),
+    click.option("--ctx", type=whole(0, 1 << 20), default="0", help="Context; 0 = min(2048, the model's)."),
+    word_option(
+        "--precision", ("auto", "base", "full"), "auto", "Weight planes; auto = full if the bundle has it."
+    ),
+)
+
+text_options = options(
+    click.option("-p", "text", metavar="TEXT", help="The text itself."),
+    click.option("-f", "file", metavar="FILE", help="Read the text from a file. A bare - reads stdin."),
+    click.argument("stdin", metavar="[-]", required=False),
+)
+
+sampling_options = options(
+    click.option("--temp", type=real(0, 100), default="0", help="Temperature; 0 = greedy."),
+    click.option("--top-k", type=whole(0, 1 << 20), default="0", help="Keep the k likeliest; 0 = off."),
+    click.option("--top-p", type=real(0, 1), default="1", help="Keep this probability mass; 1 = off."),
+    click.option(
+        "--min-p", type=real(0, 1), default="0", help="Keep this share of the likeliest's; 0 = off."
+    ),
+    click.option("--repeat-penalty", type=real(0.1, 10), default="1", help="Against repetition; 1 = off."),
+    click.option("--seed", type=whole(0, (1 << 64) - 1), default="0", help="Seed of the sampling noise."),
+    click.option("--stop", metavar="TEXT", multiple=True, help="Stop before this text; may be repeated."),
+    click.option("--ignore-eos", is_flag=True, help="Go on after end-of-sequence tokens."),
+    word_option("--draft", ("auto", "off"), "auto", "Speculation; auto = off in this version."),
+)
+
+
+def limit_option(default: str, low: int = 0) -> Callable[[Command], Command]:
+    return click.option(
+        "-n",
+        "limit",
+        type=whole(low, 1 << 20),
+        default=default,
+        help="Most tokens; 0 = until context is full.",
+    )
+
+
+def stats_option(default: str) -> Callable[[Command], Command]:
+    return word_option("--stats", ("none", "text", "json"), default, "Statistics on stderr.")
+
+
+def open_engine(model: Model, options: EngineOptions, max_rows: int | None = None) -> Engine:
+    """Print the memory plan on stderr, then open the engine."""
+    offered = default_threads()
+    if options["threads"] > offered:
+        note(f"mxdraft: note: {options['threads']} threads asked for, this machine offers {offered}")
+    note(plan_line(model.plan(**options, max_rows=max_rows)))
+    return Engine(model, **options, max_rows=max_rows)
+
+
+def plan_line(plan: Plan) -> str:
+    weights, kv, activations, sequences, total, available = (
+        f"{size / 2**20:.1f}"
+        for size in (
+            plan.weights,
+            plan.kv_cache,
+            plan.activations,
+            plan.sequences,
+            plan.total,
+            plan.available,
+        )
+    )
+    return (
+        f"plan: weights {weights} + KV cache {kv} + activations {activations} + sequences {sequences} "
+        f"= {total} MiB of {available} MiB available; ctx {plan.ctx}, threads {plan.threads}, "
+        f"precision {plan.precision}"
+    )

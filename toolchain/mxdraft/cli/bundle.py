@@ -1,0 +1,117 @@
+"""fetch, export, pack and inspect: from weights to a bundle. Imports are local, for they need the extras."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mxdraft.cli._options import word_option
+from mxdraft.cli._terminal import emit
+from mxdraft.runtime import Engine, Model
+
+if TYPE_CHECKING:
+    from mxdraft.mx import Rule
+
+_path = click.Path(path_type=Path)
+
+
+@click.command(epilog="Example: mxdraft fetch smollm2-135m")
+@click.argument("name")
+@click.option("--cache", metavar="DIR", type=_path, help="Where to keep it, instead of the user's cache.")
+@click.option("--no-progress", is_flag=True, help="No progress bar.")
+def fetch(name: str, cache: Path | None, no_progress: bool) -> None:
+    """Get a model's weights, checked against their hash, and print the path of the file."""
+    from mxdraft.fetch import fetch as fetch_model
+
+    _emit_line(fetch_model(name, cache, progress=not no_progress))
+
+
+@click.command(epilog="Example: mxdraft export model.gguf -o build/smollm2-135m")
+@click.argument("source", type=_path)
+@click.option("-o", "directory", metavar="DIR", type=_path, required=True, help="Directory to write to.")
+@click.option("--delta", metavar="FILE", type=_path, help="What training made of these weights.")
+@word_option("--rule", ("search", "floor"), "search", "How block exponents are chosen.")
+def export(source: Path, directory: Path, delta: Path | None, rule: Rule) -> None:
+    """Write a model's ONNX files, base and full precision, and print their paths.
+
+    SOURCE is a .gguf file or a directory with a Hugging Face model.
+    """
+    from mxdraft.checkpoint import load_checkpoint
+    from mxdraft.export import export_model
+    from mxdraft.qat_delta import apply_delta
+
+    checkpoint = load_checkpoint(source)
+    trained = None if delta is None else apply_delta(delta, checkpoint)
+    for path in export_model(checkpoint, directory, rule, trained).values():
+        _emit_line(path)
+
+
+@click.command(epilog="Example: mxdraft pack build/smollm2-135m -o build/smollm2-135m.mxb")
+@click.argument("directory", type=_path)
+@click.option("-o", "bundle", metavar="BUNDLE", type=_path, required=True, help="File to write.")
+def pack(directory: Path, bundle: Path) -> None:
+    """Make a bundle of the ONNX files in DIRECTORY, with golden digests computed by the runtime."""
+    from mxdraft.pack import pack as pack_bundle
+
+    pack_bundle(directory, bundle, digest=_golden_digests)
+    _emit_line(bundle)
+
+
+@click.command(epilog="Example: mxdraft inspect build/smollm2-135m.mxb --json")
+@click.argument("bundle", type=_path)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+def inspect(bundle: Path, as_json: bool) -> None:
+    """List the sections, tensors and provenance of a bundle."""
+    from mxdraft.bundle import Bundle
+
+    opened = Bundle.open(bundle)
+    report: dict[str, Any] = {
+        "config": vars(opened.config),
+        "sections": [vars(section) for section in opened.sections.values()],
+        "tensors": [
+            {
+                "section": section,
+                "name": name,
+                "dtype": _DTYPES[entry.dtype],
+                "shape": [entry.rows, entry.columns],
+            }
+            | {"offset": entry.offset, "length": entry.length}
+            for (section, name), entry in opened.tensors.items()
+        ],
+        "provenance": opened.provenance,
+    }
+    if as_json:
+        _emit_line(json.dumps(report))
+        return
+    lines = [" ".join(f"{key}={value}" for key, value in report["config"].items()), "", "SECTION"]
+    lines += [
+        f"{s['name']:<20}{s['length']:>12} bytes at {s['offset']:>12}  crc {s['crc']:08x}"
+        for s in report["sections"]
+    ]
+    lines += ["", "TENSOR"]
+    lines += [
+        f"{t['section']:<16} {t['dtype']:<8}{t['shape'][0]:>7} x {t['shape'][1]:<7} {t['name']}"
+        for t in report["tensors"]
+    ]
+    lines += ["", "PROVENANCE", json.dumps(report["provenance"], indent=1)]
+    _emit_line("\n".join(lines))
+
+
+_DTYPES = {1: "F32", 2: "MXFP4T", 3: "MXINT8T"}
+
+
+def _golden_digests(bundle: Path) -> tuple[str, str | None]:
+    with Model(bundle) as model:
+        with Engine(model, precision="base") as engine:
+            base = engine.verify().digest
+        if not model.info.has_residual:
+            return base, None
+        with Engine(model, precision="full") as engine:
+            return base, engine.verify().digest
+
+
+def _emit_line(text: object) -> None:
+    emit(f"{text}\n".encode("utf-8", "surrogateescape"))

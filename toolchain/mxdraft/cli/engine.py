@@ -1,0 +1,123 @@
+"""verify, bench and info."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Unpack
+
+import click
+
+from mxdraft.cli._options import (
+    EngineOptions,
+    engine_options,
+    model_option,
+    open_engine,
+    plan_line,
+    whole,
+)
+from mxdraft.cli._terminal import Interrupt, emit
+from mxdraft.errors import NumericError
+from mxdraft.runtime import Model, Sequence, cpu_describe, default_threads, version
+
+
+@click.command(epilog="Example: mxdraft verify -m build/smollm2-135m.mxb --precision base")
+@model_option
+@engine_options
+@click.option("--chunk", type=whole(1, 512), default="64", help="Rows of one step; never changes the digest.")
+def verify(bundle: str, chunk: int, **engine: Unpack[EngineOptions]) -> None:
+    """Replay the golden vectors and print the digest of all logits; ends with 0 only if every bit agrees."""
+    Interrupt()
+    with Model(bundle) as model, open_engine(model, engine, max_rows=chunk) as opened:
+        result = opened.verify()
+    emit(result.digest.encode("ascii") + b"\n")
+    if not result.matches:
+        raise NumericError(result.message)
+
+
+@click.command(epilog="Example: mxdraft bench -m build/smollm2-135m.mxb --prompt-tokens 512 -n 128")
+@model_option
+@engine_options
+@click.option("--prompt-tokens", type=whole(1, 1 << 20), default="128", help="Prompt length.")
+@click.option("-n", "limit", type=whole(2, 1 << 20), default="64", help="Tokens to generate.")
+@click.option("--repeat", type=whole(1, 1000), default="3", help="Measured runs, after one that is not.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+def bench(
+    bundle: str, prompt_tokens: int, limit: int, repeat: int, as_json: bool, **engine: Unpack[EngineOptions]
+) -> None:
+    """Measure prefill and decode speed of one greedy sequence on a synthetic prompt."""
+    Interrupt()
+    with (
+        Model(bundle) as model,
+        open_engine(model, engine) as opened,
+        Sequence(opened, max_tokens=limit, ignore_eos=True) as sequence,
+    ):
+        vocab = model.info.vocab
+        prompt = [position * 7919 % vocab for position in range(prompt_tokens)]
+        runs = []
+        for _ in range(repeat + 1):
+            sequence.truncate(0)
+            for _ in sequence.generate(prompt):
+                pass
+            runs.append(sequence.stats)
+        plan = opened.plan
+    prefill = sorted(run["prefill_tok_per_s"] for run in runs[1:])
+    decode = sorted(run["decode_tok_per_s"] for run in runs[1:])
+    if as_json:
+        report = {
+            "prompt_tokens": prompt_tokens,
+            "generated_tokens": runs[-1]["generated_tokens"],
+            "repeat": repeat,
+            "threads": plan.threads,
+            "precision": plan.precision,
+            "prefill_tok_per_s": _spread(prefill),
+            "decode_tok_per_s": _spread(decode),
+            "peak_rss_bytes": runs[-1]["peak_rss_bytes"],
+        }
+        emit(json.dumps(report).encode("ascii") + b"\n")
+        return
+    emit(
+        b"tok/s              median       min       max\n"
+        + _row(f"prefill {prompt_tokens}", prefill)
+        + _row(f"decode {runs[-1]['generated_tokens']}", decode)
+    )
+
+
+@click.command(epilog="Example: mxdraft info -m build/smollm2-135m.mxb --cpu")
+@click.option("-m", "bundle", metavar="BUNDLE", help="Also describe this bundle.")
+@click.option("--cpu", is_flag=True, help="Also print the function bound to each operation.")
+def info(bundle: str | None, cpu: bool) -> None:
+    """Describe this machine and, with -m, a bundle and its memory plan."""
+    lines = [f"version {version()}", f"threads {default_threads()}"]
+    if cpu:
+        lines += cpu_describe().splitlines()
+    if bundle is not None:
+        with Model(bundle) as model:
+            i = model.info
+            lines += [
+                f"bundle {i.path}",
+                f"file_bytes {i.file_bytes}",
+                f"hidden {i.hidden}",
+                f"layers {i.layers}",
+                f"heads {i.heads}",
+                f"kv_heads {i.kv_heads}",
+                f"head_dim {i.head_dim}",
+                f"ffn {i.ffn}",
+                f"vocab {i.vocab}",
+                f"max_positions {i.max_positions}",
+                f"precisions {'base full' if i.has_residual else 'base'}",
+                f"bos {'none' if i.bos is None else i.bos}",
+                f"provenance {i.provenance}",
+                plan_line(model.plan()),
+            ]
+    emit("\n".join(lines).encode("utf-8", "surrogateescape") + b"\n")
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": values[0], "max": values[-1]}
+
+
+def _row(name: str, values: list[float]) -> bytes:
+    return f"{name:<15}{statistics.median(values):>10.1f}{values[0]:>10.1f}{values[-1]:>10.1f}\n".encode(
+        "ascii"
+    )

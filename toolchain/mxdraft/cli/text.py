@@ -1,0 +1,233 @@
+"""generate, chat and tokenize."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import BinaryIO, TypedDict, Unpack
+
+import click
+
+from mxdraft.cli._options import (
+    EngineOptions,
+    engine_options,
+    limit_option,
+    model_option,
+    open_engine,
+    options,
+    sampling_options,
+    stats_option,
+    text_options,
+)
+from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, read_text, write_all
+from mxdraft.errors import CapacityError, UsageError
+from mxdraft.runtime import Engine, Model, Sequence
+
+
+class _SamplingOptions(TypedDict):
+    temp: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    draft: str
+
+
+class _RunOptions(EngineOptions, _SamplingOptions):
+    """The options that generate and chat share."""
+
+
+_run_options = options(engine_options, sampling_options)
+
+
+@click.command(epilog='Example: mxdraft generate -m build/smollm2-135m.mxb -p "Why is the sky blue?"')
+@model_option
+@text_options
+@limit_option("128")
+@click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
+@click.option("--system", metavar="TEXT", help="System message before the prompt.")
+@_run_options
+@click.option("--dump-tokens", is_flag=True, help="Print prompt and generated ids on stderr.")
+@stats_option("text")
+def generate(
+    bundle: str,
+    text: str | None,
+    file: str | None,
+    stdin: str | None,
+    limit: int,
+    raw: bool,
+    system: str | None,
+    dump_tokens: bool,
+    stats: str,
+    **run: Unpack[_RunOptions],
+) -> None:
+    """Continue a prompt: one user message through the chat template, or with --raw the plain text."""
+    interrupt = Interrupt()
+    if raw and system is not None:
+        raise UsageError("--system needs the chat template: leave out --raw")
+    prompt = read_text(text, file, stdin)
+    with Model(bundle) as model:
+        ids = _raw_ids(model, prompt) if raw else _chat_ids(model, _opening(system), prompt)
+        with open_engine(model, _engine_part(run)) as engine, _open_sequence(engine, run, limit) as sequence:
+            if dump_tokens:
+                note("prompt_tokens: " + " ".join(map(str, ids)))
+            sequence.prompt(ids)
+            _stream(sequence, interrupt)
+            if os.isatty(1):
+                emit(b"\n")
+            if dump_tokens:
+                note("generated_tokens: " + " ".join(map(str, sequence.tokens[len(ids) :])))
+            _print_stats(sequence, stats)
+    if interrupt.requested:
+        sys.exit(130)
+
+
+@click.command(epilog="Example: mxdraft chat -m build/smollm2-135m.mxb")
+@model_option
+@limit_option("512")
+@click.option("--system", metavar="TEXT", help="System message at the start.")
+@_run_options
+@stats_option("none")
+def chat(bundle: str, limit: int, system: str | None, stats: str, **run: Unpack[_RunOptions]) -> None:
+    """Talk in turns: one line of stdin a message; /reset starts anew, /quit or end of input ends."""
+    interrupt = Interrupt()
+    code = 0
+    with (
+        Model(bundle) as model,
+        open_engine(model, _engine_part(run)) as engine,
+        _open_sequence(engine, run, limit) as sequence,
+    ):
+        stdin = open_stdin()
+        messages = _opening(system)
+        while (line := _read_line(stdin)) not in (None, b"/quit"):
+            if line == b"/reset":
+                messages = _opening(system)
+                code = 0
+            elif line:
+                code = _turn(sequence, messages, line, interrupt, stats)
+    sys.exit(code)
+
+
+@click.command(epilog="Example: mxdraft tokenize -m build/smollm2-135m.mxb -p 'Hello there'")
+@model_option
+@text_options
+@click.option("--chat", is_flag=True, help="Through the chat template, as generate does without --raw.")
+@click.option("--decode", is_flag=True, help="The other way: ids separated by white space to text.")
+def tokenize(
+    bundle: str, text: str | None, file: str | None, stdin: str | None, chat: bool, decode: bool
+) -> None:
+    """Print the token ids of a text on one line; nothing is added to the text."""
+    if chat and decode:
+        raise UsageError("--chat and --decode exclude each other")
+    data = read_text(text, file, stdin)
+    with Model(bundle) as model:
+        if decode:
+            emit(model.decode(_parse_id(word) for word in data.split()))
+        else:
+            ids = _chat_ids(model, [], data) if chat else model.encode(data)
+            emit(" ".join(map(str, ids)).encode("ascii") + b"\n")
+
+
+def _engine_part(run: _RunOptions) -> EngineOptions:
+    return {"threads": run["threads"], "ctx": run["ctx"], "precision": run["precision"]}
+
+
+def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Sequence:
+    return Sequence(
+        engine,
+        temperature=run["temp"],
+        top_k=run["top_k"],
+        top_p=run["top_p"],
+        min_p=run["min_p"],
+        repeat_penalty=run["repeat_penalty"],
+        seed=run["seed"],
+        max_tokens=limit,
+        ignore_eos=run["ignore_eos"],
+        stop=[os.fsencode(text) for text in run["stop"]],
+    )
+
+
+def _opening(system: str | None) -> list[tuple[str, bytes]]:
+    return [] if system is None else [("system", os.fsencode(system))]
+
+
+def _raw_ids(model: Model, prompt: bytes) -> list[int]:
+    """The text's tokens and nothing else; of an empty text, the BOS token."""
+    ids = model.encode(prompt)
+    if ids:
+        return ids
+    bos = model.info.bos
+    if bos is None:
+        raise UsageError("the prompt is empty, and this model has no BOS token to start from: give some text")
+    return [bos]
+
+
+def _chat_ids(model: Model, messages: list[tuple[str, bytes]], prompt: bytes) -> list[int]:
+    return model.chat([*messages, ("user", prompt)])
+
+
+def _stream(sequence: Sequence, interrupt: Interrupt) -> bytes:
+    """Step until the sequence stops or Ctrl-C, writing text as it is made; return all of it."""
+    reply = b""
+    with interrupt.deferred():
+        while sequence.stop == "none" and not interrupt.requested:
+            sequence.engine.step([sequence])
+            emit(sequence.text)
+            reply += sequence.text
+    return reply
+
+
+def _turn(
+    sequence: Sequence, messages: list[tuple[str, bytes]], line: bytes, interrupt: Interrupt, stats: str
+) -> int:
+    """One exchange, added to ``messages``; one that does not fit is dropped. Returns the exit code so far."""
+    ids = _chat_ids(sequence.engine.model, messages, line)
+    held = sequence.tokens
+    # What the conversation shares with the tokens already processed is kept; the last token must run again.
+    shared = 0
+    while shared < min(len(held), len(ids) - 1) and held[shared] == ids[shared]:
+        shared += 1
+    sequence.truncate(shared)
+    try:
+        sequence.prompt(ids[shared:])
+    except CapacityError as error:
+        note(f"mxdraft: error: {error}; /reset starts a new conversation")
+        return error.exit_code
+    reply = _stream(sequence, interrupt)
+    emit(b"\n")
+    messages += [("user", line), ("assistant", reply.partition(b"\0")[0])]
+    _print_stats(sequence, stats)
+    if interrupt.requested:
+        sys.exit(130)
+    return 0
+
+
+def _read_line(stdin: BinaryIO) -> bytes | None:
+    """The next line without its end, None at the end of input."""
+    if os.isatty(0):
+        write_all(2, b"> ")
+    line = stdin.readline()
+    return line.rstrip(b"\r\n") if line else None
+
+
+def _parse_id(word: bytes) -> int:
+    if not (word.isdigit() and len(word) <= 10):
+        raise UsageError(f"'{word.decode('utf-8', 'surrogateescape')}' is not a token id")
+    return int(word)
+
+
+def _print_stats(sequence: Sequence, form: str) -> None:
+    if form == "json":
+        note(sequence.stats_json)
+    elif form == "text":
+        s = sequence.stats
+        note(
+            f"prompt: {s['prompt_tokens']} tokens, {s['prefill_tok_per_s']:.1f} tok/s; "
+            f"first token after {s['first_token_s']:.3f} s\n"
+            f"generated: {s['generated_tokens']} tokens, {s['decode_tok_per_s']:.1f} tok/s; "
+            f"{s['steps']} steps; stop: {s['stop']}\n"
+            f"memory: peak {s['peak_rss_bytes'] / 2**20:.1f} MiB; threads {s['threads']}; seed {s['seed']}"
+        )

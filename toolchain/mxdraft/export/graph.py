@@ -1,0 +1,303 @@
+"""Checkpoint to ONNX: quantizes the weights and builds the graphs.
+
+``export_model`` writes ``model.base.onnx`` (base plane) and ``model.full.onnx`` (base + residual), whose
+weights lie in one ``model.onnx.data``, and beside them the files that Hugging Face tools and ``mxdraft pack``
+read: ``tokenizer.json``, ``generation_config.json`` (bos and eos) and ``chat_template.jinja``. Metadata of
+each graph: ``config`` (ModelConfig as JSON), ``precision``, ``rule``, ``recipe`` (what trained the base
+plane, as JSON, or null), ``source``, ``source_sha256``, ``mxdraft_version`` and ``files`` (name to SHA-256 of
+every other file, as JSON).
+
+Initializers carry Hugging Face's names; a quantized tensor NAME is two of them, ``NAME.data`` and
+``NAME.scale`` for MXINT8, ``NAME.base.data``, ``NAME.base.scale``, ``NAME.residual.data`` and
+``NAME.residual.scale`` for MXFP4.
+
+Inputs: ``input_ids`` and ``position_ids`` int64 [batch, sequence], ``past_key_values.L.key`` and ``.value``
+f32 [batch, kv_heads, past, head_dim]. Outputs: ``logits`` f32 [batch, sequence, vocab], ``present.L.key`` and
+``.value``. The cache is f32 here and f16 in the runtime.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import onnx
+import onnx.helper
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from mxdraft import __version__
+from mxdraft.checkpoint import Checkpoint, ModelConfig, tokenizer_json
+from mxdraft.errors import RefusedError
+from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
+from mxdraft.files import replacing
+from mxdraft.mx import MXTensor, Rule, dequantize, quantize
+from mxdraft.qat_delta import TrainedBase
+
+Precision = Literal["base", "full"]
+Plane = Literal["base", "residual"]
+
+MODEL_FILES: dict[Precision, str] = {"base": "model.base.onnx", "full": "model.full.onnx"}
+DATA_FILE = "model.onnx.data"
+TOKENIZER_FILE = "tokenizer.json"
+GENERATION_FILE = "generation_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+
+_IR_VERSION = 12
+_DATA_ALIGNMENT = 64
+_DTYPES = {
+    np.dtype(np.float32): TensorProto.FLOAT,
+    np.dtype(np.uint8): TensorProto.UINT8,
+    np.dtype(np.int8): TensorProto.INT8,
+}
+
+
+def initializer_names(name: str, plane: Plane | None) -> tuple[str, str]:
+    """Where the data and the scales of a quantized tensor are; ``plane`` None: MXINT8."""
+    prefix = name if plane is None else f"{name}.{plane}"
+    return f"{prefix}.data", f"{prefix}.scale"
+
+
+def export_model(
+    checkpoint: Checkpoint,
+    directory: Path,
+    rule: Rule = "search",
+    trained: TrainedBase | None = None,
+) -> dict[Precision, Path]:
+    """Write both graphs and what belongs to them into ``directory``; returns the paths of the graphs.
+
+    ``rule`` chooses the exponents. ``trained``: the base plane and norms that training made of this
+    checkpoint; without it the base plane is the checkpoint's, rounded. The residual plane is what then lacks
+    to the checkpoint's weights. Raises RefusedError if a tensor cannot be quantized, TransferError if a file
+    cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(directory / DATA_FILE) as file:
+        data = _DataFile(file)
+        initializers = _store_weights(checkpoint, trained, rule, data)
+    digests = {DATA_FILE: data.sha256()}
+    for name, text in _text_files(checkpoint).items():
+        digests[name] = _write(directory / name, text.encode("utf-8"))
+    paths: dict[Precision, Path] = {}
+    for precision, name in MODEL_FILES.items():
+        model = build_model(checkpoint.config, precision, initializers[precision])
+        onnx.helper.set_model_props(
+            model,
+            {
+                "config": json.dumps(dataclasses.asdict(checkpoint.config)),
+                "precision": precision,
+                "rule": rule,
+                "recipe": json.dumps(None if trained is None else trained.meta),
+                "source": checkpoint.source,
+                "source_sha256": checkpoint.source_sha256,
+                "mxdraft_version": __version__,
+                "files": json.dumps(digests),
+            },
+        )
+        paths[precision] = directory / name
+        _write(paths[precision], model.SerializeToString(deterministic=True))
+        onnx.checker.check_model(str(paths[precision]), full_check=True)
+    return paths
+
+
+def rope_tables(config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosine and sine [max_positions, head_dim/2] of position x theta**(-2i/head_dim), computed in
+    binary64."""
+    frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+    angle = np.outer(np.arange(config.max_positions), frequency)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+# ---- weights ----
+
+
+class _DataFile:
+    """The file of external data: appends arrays and says where they are."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, array: NDArray[Any]) -> TensorProto:
+        self._append(bytes(-self._file.tell() % _DATA_ALIGNMENT))
+        offset = self._file.tell()
+        self._append(np.ascontiguousarray(array).data)
+        tensor = TensorProto(name=name, data_type=_DTYPES[array.dtype], dims=array.shape)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in {"location": DATA_FILE, "offset": offset, "length": array.nbytes}.items():
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+    def add_quantized(self, name: str, plane: Plane | None, tensor: MXTensor) -> list[TensorProto]:
+        data_name, scale_name = initializer_names(name, plane)
+        return [self.add(data_name, tensor.data), self.add(scale_name, tensor.scale)]
+
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def _append(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+
+
+def _store_weights(
+    checkpoint: Checkpoint, trained: TrainedBase | None, rule: Rule, data: _DataFile
+) -> dict[Precision, list[TensorProto]]:
+    """Quantize and write all weights; returns the initializers of each graph."""
+    cosine, sine = rope_tables(checkpoint.config)
+    both = [data.add("rope.cos", cosine), data.add("rope.sin", sine)]
+    only: dict[Precision, list[TensorProto]] = {"base": [], "full": []}
+    for name, weight in checkpoint.tensors.items():
+        try:
+            if weight.ndim == 1:  # a norm
+                only["base"].append(data.add(name, weight if trained is None else trained.norms[name]))
+                only["full"].append(data.add(name, weight))
+            elif name.startswith("model.layers."):
+                base = quantize(weight, "mxfp4", rule) if trained is None else trained.planes[name]
+                both += data.add_quantized(name, "base", base)
+                residual = quantize(weight - dequantize(base), "mxfp4", rule)
+                only["full"] += data.add_quantized(name, "residual", residual)
+            else:  # embedding or head
+                both += data.add_quantized(name, None, quantize(weight, "mxint8"))
+        except ValueError as error:
+            raise RefusedError(f"tensor {name}: {error}") from error
+    return {precision: both + tensors for precision, tensors in only.items()}
+
+
+# ---- graph ----
+
+
+class _Graph:
+    """Nodes and values as they are added; an output is named after the module that computes it."""
+
+    def __init__(self, config: ModelConfig, precision: Precision) -> None:
+        self.config = config
+        self.precision = precision
+        self.nodes: list[onnx.NodeProto] = []
+        self.values: list[onnx.ValueInfoProto] = []
+
+    def op(self, kind: str, inputs: list[str], output: str, domain: str = "", **attributes: Any) -> str:
+        node = onnx.helper.make_node(kind, inputs, [output], output, domain=domain, **attributes)
+        self.nodes.append(node)
+        return output
+
+    def mx_op(self, kind: str, inputs: list[str], output: str, width: int, **attributes: Any) -> str:
+        """An operator of the domain ``mxdraft``, with f32 [batch, sequence, width] as output.
+
+        Its shape is stated, for inference does not see into functions and gets Attention wrong behind an
+        unknown width.
+        """
+        self.values.append(_value(output, TensorProto.FLOAT, ["batch", "sequence", width]))
+        return self.op(kind, inputs, output, domain=DOMAIN, **attributes)
+
+    def linear(self, x: str, module: str, width: int) -> str:
+        weights = [*initializer_names(f"{module}.weight", "base")]
+        if self.precision == "full":
+            weights += initializer_names(f"{module}.weight", "residual")
+        kind = "MXFP4MatMul" if self.precision == "base" else "MXFP4ResidualMatMul"
+        return self.mx_op(kind, [x, *weights], module, width, block_size=32)
+
+    def norm(self, x: str, module: str) -> str:
+        inputs = [x, f"{module}.weight"]
+        return self.op("RMSNormalization", inputs, module, axis=-1, epsilon=self.config.rms_eps)
+
+    def rope(self, x: str, heads: int) -> str:
+        inputs = [x, "rope.cos", "rope.sin", "position_ids"]
+        return self.op("RotaryEmbedding", inputs, f"{x}.rope", num_heads=heads)
+
+    def attention(self, x: str, module: str, layer: int) -> str:
+        c = self.config
+        q = self.rope(self.linear(x, f"{module}.q_proj", c.heads * c.head_dim), c.heads)
+        k = self.rope(self.linear(x, f"{module}.k_proj", c.kv_heads * c.head_dim), c.kv_heads)
+        v = self.linear(x, f"{module}.v_proj", c.kv_heads * c.head_dim)
+        past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
+        present = [f"present.{layer}.key", f"present.{layer}.value"]
+        node = onnx.helper.make_node(
+            "Attention",
+            [q, k, v, "", *past],
+            [module, *present],
+            module,
+            q_num_heads=c.heads,
+            kv_num_heads=c.kv_heads,
+            is_causal=1,
+        )
+        self.nodes.append(node)
+        return self.linear(module, f"{module}.o_proj", c.hidden)
+
+    def feed_forward(self, x: str, module: str) -> str:
+        c = self.config
+        gate = self.op("Swish", [self.linear(x, f"{module}.gate_proj", c.ffn)], f"{module}.act_fn")
+        up = self.linear(x, f"{module}.up_proj", c.ffn)
+        return self.linear(self.op("Mul", [gate, up], f"{module}.mul"), f"{module}.down_proj", c.hidden)
+
+
+def build_model(
+    config: ModelConfig, precision: Precision, initializers: list[TensorProto]
+) -> onnx.ModelProto:
+    graph = _Graph(config, precision)
+    embedding = initializer_names("model.embed_tokens.weight", None)
+    head = embedding if config.tied else initializer_names("lm_head.weight", None)
+    x = graph.mx_op("MXINT8Embedding", ["input_ids", *embedding], "model.embed_tokens", config.hidden)
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}"
+        normed = graph.norm(x, f"{prefix}.input_layernorm")
+        attention = graph.attention(normed, f"{prefix}.self_attn", layer)
+        x = graph.op("Add", [x, attention], f"{prefix}.attention_residual")
+        normed = graph.norm(x, f"{prefix}.post_attention_layernorm")
+        x = graph.op("Add", [x, graph.feed_forward(normed, f"{prefix}.mlp")], prefix)
+    normed = graph.norm(x, "model.norm")
+    graph.op("MXINT8MatMul", [normed, *head], "logits", domain=DOMAIN, block_size=32)
+
+    caches = [f"{layer}.{kind}" for layer in range(config.layers) for kind in ("key", "value")]
+    past: list[str | int] = ["batch", config.kv_heads, "past", config.head_dim]
+    present: list[str | int] = ["batch", config.kv_heads, "total", config.head_dim]
+    proto = onnx.helper.make_graph(
+        graph.nodes,
+        f"llama_{precision}",
+        inputs=[
+            _value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
+            _value("position_ids", TensorProto.INT64, ["batch", "sequence"]),
+            *(_value(f"past_key_values.{cache}", TensorProto.FLOAT, past) for cache in caches),
+        ],
+        outputs=[
+            _value("logits", TensorProto.FLOAT, ["batch", "sequence", config.vocab]),
+            *(_value(f"present.{cache}", TensorProto.FLOAT, present) for cache in caches),
+        ],
+        initializer=initializers,
+        value_info=graph.values,
+    )
+    return onnx.helper.make_model(
+        proto,
+        opset_imports=[onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
+        functions=functions(),
+        ir_version=_IR_VERSION,
+        producer_name="mxdraft",
+        producer_version=__version__,
+    )
+
+
+def _value(name: str, dtype: int, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, dtype, shape)
+
+
+# ---- files ----
+
+
+def _text_files(checkpoint: Checkpoint) -> dict[str, str]:
+    tokenizer = checkpoint.tokenizer
+    special = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_ids}
+    files = {TOKENIZER_FILE: tokenizer_json(tokenizer), GENERATION_FILE: json.dumps(special)}
+    if checkpoint.chat_template is not None:
+        files[TEMPLATE_FILE] = checkpoint.chat_template
+    return files
+
+
+def _write(path: Path, data: bytes) -> str:
+    with replacing(path) as file:
+        file.write(data)
+    return hashlib.sha256(data).hexdigest()

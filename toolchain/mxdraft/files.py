@@ -1,0 +1,27 @@
+"""Writing files so that a reader sees the old one or the whole new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file beside ``path``, open for reading and writing; its path is its ``name``.
+
+    Leaving the block without an exception flushes it to the disk and renames it to ``path``. With one it is
+    removed, and ``path`` stays as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,270 @@
+"""ONNX files to bundle: checks that the graphs are the arithmetic the runtime does, then stores their
+weights.
+
+Reads what ``mxdraft.export`` writes, nothing else, so that whatever was verified on the ONNX files holds for
+the bundle. The bundle depends on those files and the tools' versions only: packing twice gives the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx.shape_inference
+from numpy.typing import NDArray
+
+from mxdraft import __version__
+from mxdraft.bundle import (
+    F32,
+    TENSOR_ALIGNMENT,
+    Bundle,
+    BundleWriter,
+    Config,
+    Shape,
+    TensorEntry,
+    align,
+    golden_section,
+    required_tensors,
+    tensor_nbytes,
+)
+from mxdraft.chat_template import chat_pieces, chat_section
+from mxdraft.checkpoint import ModelConfig, check_config
+from mxdraft.checkpoint.huggingface import tokenizer_spec
+from mxdraft.errors import RefusedError, TransferError
+from mxdraft.export.graph import (
+    DATA_FILE,
+    GENERATION_FILE,
+    MODEL_FILES,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    Plane,
+    Precision,
+    build_model,
+    initializer_names,
+)
+from mxdraft.files import replacing
+from mxdraft.mx import BLOCK, MXTensor, Rule
+from mxdraft.tiles import to_tiles
+from mxdraft.tokenizer_section import tokenizer_section
+
+Digest: TypeAlias = Callable[[Path], tuple[str, str | None]]
+
+_GREEDY_TOKENS = 4
+_INVALID_ONNX = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+# Planes by the section they are stored in; None: neither.
+_PLANES: dict[str, Plane | None] = {
+    "target.shared": None,
+    "target.base": "base",
+    "target.residual": "residual",
+}
+
+
+def pack(
+    onnx_directory: Path,
+    path: Path,
+    golden: Sequence[Sequence[int]] | None = None,
+    digest: Digest | None = None,
+) -> None:
+    """Write the bundle ``path`` from the files that ``export_model`` wrote into ``onnx_directory``.
+
+    Without ``model.full.onnx`` there, the bundle has no residual plane. ``golden``: token ids of the
+    self-test's prompts; by default, three of 24 tokens in all. ``digest`` runs them: given the path of a
+    bundle whose digests are zero, it returns the digests of base and full precision as 64 hex digits (None:
+    no residual); without it they stay zero. Raises RefusedError if the files are missing, damaged or not what
+    the exporter writes, TransferError if reading or writing fails.
+    """
+    try:
+        _pack(onnx_directory, path, golden, digest)
+    except OSError as error:
+        raise TransferError(f"cannot pack {onnx_directory} into {path}: {error}") from error
+
+
+def _pack(
+    directory: Path, path: Path, prompts: Sequence[Sequence[int]] | None, digest: Digest | None
+) -> None:
+    base = _OnnxModel(directory, "base")
+    models = {"target.shared": base, "target.base": base}
+    if (directory / MODEL_FILES["full"]).exists():
+        models["target.residual"] = _OnnxModel(directory, "full")
+        _check_same_weights(base, models["target.residual"])
+    if prompts is None:
+        prompts = default_prompts(base.config.vocab)
+    config = _bundle_config(base.config)
+    entries = {
+        section: list(_lay_out(config, section, index, not base.config.tied))
+        for index, section in enumerate(models, start=2)
+    }
+    with replacing(path) as file:
+        writer = BundleWriter(file)
+        writer.add("target.config", [config.pack()])
+        writer.add("target.tensors", [entry.pack() for section in entries.values() for entry in section])
+        for section, model in models.items():
+            writer.add(section, _tensor_chunks(model, entries[section], _PLANES[section]))
+        for section, data in _text_sections(base).items():
+            writer.add(section, [data])
+        writer.add("golden", [golden_section(prompts, _GREEDY_TOKENS, bytes(32), bytes(32))])
+        writer.add("provenance", [_provenance(models)])
+        writer.seal()
+        temporary = Path(file.name)
+        Bundle.open(temporary)
+        if digest is not None:
+            base_digest, full_digest = (bytes.fromhex(text or "00" * 32) for text in digest(temporary))
+            writer.replace("golden", golden_section(prompts, _GREEDY_TOKENS, base_digest, full_digest))
+            writer.seal()
+
+
+def default_prompts(vocab: int) -> list[list[int]]:
+    """Golden prompts of 1, 7 and 16 tokens, spread over the vocabulary."""
+    ids = iter(range(1, 25))
+    return [[next(ids) * 7919 % vocab for _ in range(length)] for length in (1, 7, 16)]
+
+
+# ---- reading the export ----
+
+
+class _OnnxModel:
+    """An exported graph, checked: valid ONNX, built by this exporter, its other files unaltered."""
+
+    def __init__(self, directory: Path, precision: Precision) -> None:
+        self.precision = precision
+        self._directory = directory
+        self._path = self.file(MODEL_FILES[precision])
+        self.sha256 = _sha256(self._path)
+        try:
+            onnx.checker.check_model(str(self._path), full_check=True)
+            model = onnx.load_model(self._path, load_external_data=False)
+            self.metadata = {entry.key: entry.value for entry in model.metadata_props}
+            self.config = ModelConfig(**json.loads(self.metadata["config"]))
+            self.files: dict[str, str] = json.loads(self.metadata["files"])
+        except (*_INVALID_ONNX, ValueError, TypeError, KeyError) as error:
+            raise self._refusal(f"not a model of this exporter: {error}") from error
+        check_config(self.config)
+        expected = build_model(self.config, precision, list(model.graph.initializer))
+        if expected.graph != model.graph or list(expected.functions) != list(model.functions):
+            raise self._refusal("its graph is not what the runtime computes")
+        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        for tensor in model.graph.initializer:
+            if any(entry.key == "location" and entry.value != DATA_FILE for entry in tensor.external_data):
+                raise self._refusal(f"initializer {tensor.name} is not in {DATA_FILE}")
+        for name, digest in self.files.items():
+            if _sha256(self.file(name)) != digest:
+                raise self._refusal(f"{name} is not the file that was exported with it")
+
+    def file(self, name: str) -> Path:
+        """The path of a file beside the graph. Raises RefusedError if it is not there."""
+        path = self._directory / name
+        if not path.is_file():
+            raise RefusedError(f"{path}: no such file; export the model again")
+        return path
+
+    def text(self, name: str) -> str:
+        return self.file(name).read_text(encoding="utf-8")
+
+    def array(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
+        """An initializer, which must have this type and shape."""
+        try:
+            array = onnx.numpy_helper.to_array(self.initializers[name], str(self._directory))
+        except (*_INVALID_ONNX, ValueError, KeyError) as error:
+            raise self._refusal(f"initializer {name} cannot be read: {error}") from error
+        if array.dtype != dtype or array.shape != shape:
+            raise self._refusal(
+                f"initializer {name} is {array.dtype} {array.shape}, not {dtype.__name__} {shape}"
+            )
+        return array
+
+    def quantized(self, name: str, plane: Plane | None, shape: Shape) -> MXTensor:
+        """A quantized tensor [rows, columns]; ``plane`` None: MXINT8."""
+        rows, columns = shape
+        data_name, scale_name = initializer_names(name, plane)
+        scale = self.array(scale_name, np.uint8, (rows, columns // BLOCK))
+        if plane is None:
+            return MXTensor("mxint8", self.array(data_name, np.int8, shape), scale, "floor")
+        rule: Rule = "search" if self.metadata["rule"] == "search" else "floor"
+        return MXTensor("mxfp4", self.array(data_name, np.uint8, (rows, columns // 2)), scale, rule)
+
+    def _refusal(self, message: str) -> RefusedError:
+        return RefusedError(f"{self._path}: {message}; export the model again")
+
+
+def _check_same_weights(base: _OnnxModel, full: _OnnxModel) -> None:
+    """Refuse graphs of different exports: what both hold is stored once, so it must be the same."""
+    own = {"precision"}
+    if any(base.metadata[key] != full.metadata.get(key) for key in base.metadata.keys() - own):
+        raise RefusedError(
+            "model.base.onnx and model.full.onnx are of different exports; export them together"
+        )
+    for name, tensor in base.initializers.items():
+        if not name.endswith("norm.weight") and full.initializers.get(name) != tensor:
+            raise RefusedError(f"initializer {name} differs between base and full; export them together")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- sections ----
+
+
+def _bundle_config(config: ModelConfig) -> Config:
+    fields = dataclasses.asdict(config)
+    return Config(**{field.name: fields[field.name] for field in dataclasses.fields(Config)})
+
+
+def _lay_out(config: Config, section: str, index: int, separate_head: bool) -> Iterator[TensorEntry]:
+    """The tensor directory's entries of section number ``index``."""
+    end = 0
+    for name, dtype, (rows, columns) in required_tensors(config, section, separate_head):
+        offset = align(end, TENSOR_ALIGNMENT)
+        length = tensor_nbytes(dtype, rows, columns)
+        yield TensorEntry(name, dtype, index, rows, columns, offset, length)
+        end = offset + length
+
+
+def _tensor_chunks(
+    model: _OnnxModel, entries: Sequence[TensorEntry], plane: Plane | None
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a tensor section."""
+    end = 0
+    for entry in entries:
+        yield bytes(entry.offset - end)
+        shape = (entry.rows, entry.columns)
+        if entry.dtype == F32:
+            norm = entry.name.endswith("norm.weight")  # [hidden] in the graph
+            yield model.array(entry.name, np.float32, shape[1:] if norm else shape).data
+        else:
+            yield to_tiles(model.quantized(entry.name, plane, shape)).data
+        end = entry.offset + entry.length
+
+
+def _text_sections(model: _OnnxModel) -> dict[str, bytes]:
+    tokenizer = tokenizer_spec(
+        json.loads(model.text(TOKENIZER_FILE)), json.loads(model.text(GENERATION_FILE))
+    )
+    sections = {"tokenizer": tokenizer_section(tokenizer)}
+    if TEMPLATE_FILE in model.files:
+        sections["chat"] = chat_section(chat_pieces(model.text(TEMPLATE_FILE), tokenizer))
+    return sections
+
+
+def _provenance(models: dict[str, _OnnxModel]) -> bytes:
+    base = models["target.base"]
+    facts = {
+        "source": base.metadata["source"],
+        "source_sha256": base.metadata["source_sha256"],
+        "rule": base.metadata["rule"],
+        "recipe": json.loads(base.metadata["recipe"]),
+        "versions": {"mxdraft": __version__}
+        | {name: version(name) for name in ("numpy", "onnx", "onnxruntime")},
+        "sha256": base.files | {MODEL_FILES[model.precision]: model.sha256 for model in models.values()},
+    }
+    return json.dumps(facts, indent=1, sort_keys=True).encode("ascii")

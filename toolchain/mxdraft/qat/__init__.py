@@ -1,0 +1,1 @@
+"""Quantization-aware training (needs the extra ``mxdraft[train]``)."""

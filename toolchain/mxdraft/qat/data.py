@@ -1,0 +1,69 @@
+"""Training text as fixed windows, and the teacher's answer to each of them, computed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mxdraft.errors import RefusedError
+from mxdraft.qat.model import Llama
+
+
+def read_windows(path: Path, context: int, vocab: int) -> NDArray[np.int64]:
+    """Token ids [count, context] of a teacher-text file: its documents one after another, cut every ``context``.
+
+    ``path`` is an .npz whose array ``tokens`` holds the ids. A window may span documents: teacher and student read
+    the same window, so what the student is asked for is still what the teacher says there.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            tokens = archive["tokens"].astype(np.int64)
+    except (OSError, ValueError, KeyError) as error:
+        raise RefusedError(f"{path} is no teacher text (an .npz with an array 'tokens'): {error}") from error
+    count = tokens.size // context
+    if tokens.ndim != 1 or count == 0:
+        raise RefusedError(f"{path}: {tokens.size} tokens do not fill a window of {context}")
+    if tokens.min() < 0 or tokens.max() >= vocab:
+        raise RefusedError(f"{path}: token {tokens.max()} is outside the vocabulary of {vocab}; wrong tokenizer?")
+    return tokens[: count * context].reshape(count, context)
+
+
+def epoch_order(count: int, epoch: int, seed: int) -> NDArray[np.int64]:
+    """The order of the windows in an epoch: a function of its arguments alone, so a resumed run sees the same."""
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+class Teacher:
+    """The teacher's final hidden states, kept in a file (f16) so that each window is computed once.
+
+    They are all that distillation needs: its logits are one product with the head that student and teacher share.
+    """
+
+    def __init__(self, model: Llama, windows: NDArray[np.int64], cache: Path) -> None:
+        self.model = model
+        self.windows = windows
+        shape = (*windows.shape, model.head.shape[1])
+        self.states = _open_array(cache, shape, np.float16)
+        self.known = _open_array(cache.with_suffix(".known.npy"), (len(windows),), np.bool_)
+
+    def hidden(self, index: NDArray[np.int64]) -> Tensor:
+        """States [B, T, hidden] of windows ``index`` [B]; always as the file holds them, cached before or not."""
+        for i in index[~self.known[index]]:
+            with torch.no_grad():
+                tokens = torch.from_numpy(self.windows[i : i + 1]).to(self.model.head.device)
+                self.states[i] = self.model(tokens)[0].cpu().numpy()
+            self.known[i] = True
+        return torch.from_numpy(self.states[index].astype(np.float32))
+
+
+def _open_array(path: Path, shape: tuple[int, ...], dtype: type) -> NDArray[np.generic]:
+    if path.exists():
+        array = np.lib.format.open_memmap(path, mode="r+")
+        if array.shape != shape or array.dtype != dtype:
+            raise RefusedError(f"{path} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}; remove it")
+        return array
+    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)

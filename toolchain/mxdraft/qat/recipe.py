@@ -1,0 +1,73 @@
+"""Training recipes: TOML files that say everything a run depends on beside the checkpoint and the text."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, get_args, get_type_hints
+
+from mxdraft.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One QAT run of a target. Rates for linear weights are in grid units (fakequant.py), for norms absolute."""
+
+    text: str  # teacher text (.npz), relative to the recipe
+    context: int  # tokens a window
+    held_out: int  # windows at the end of the text that never train
+    start: Literal["round", "compensate"]
+    calibration: int  # windows that ``compensate`` looks at
+    int8_activations: bool
+    compute: Literal["f32", "bf16"]  # of the student's matrix products; weights and optimizer stay f32
+    steps: int
+    batch: int  # windows a step, over all processes
+    lr: float
+    norm_lr: float
+    warmup: int  # steps of linear rise
+    decay: float  # share of the steps, at the end, over which the rates fall linearly to zero
+    beta1: float
+    beta2: float
+    gradient_clip: float  # largest norm of the whole gradient
+    latent_clip: float  # largest magnitude of a latent
+    dampen: float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
+    seed: int
+    log_every: int
+    evaluate_every: int
+    checkpoint_every: int
+
+    def rate(self, step: int) -> float:
+        """Share of the peak learning rate at 0-based ``step``."""
+        rise = (step + 1) / (self.warmup + 1)
+        fall = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
+        return min(1.0, rise, fall)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read and check a recipe. Raises UsageError that names the file and the key at fault."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"recipe {path}: {error}") from error
+    hints = get_type_hints(Recipe)
+    for name in values:
+        if name not in hints:
+            raise UsageError(f"recipe {path}: unknown key '{name}'; known are {', '.join(hints)}")
+    for field in fields(Recipe):
+        if field.name not in values:
+            raise UsageError(f"recipe {path}: key '{field.name}' is missing")
+        value, wanted = values[field.name], hints[field.name]
+        if wanted is float and type(value) is int:
+            values[field.name] = value = float(value)
+        if choices := get_args(wanted):
+            if value not in choices:
+                raise UsageError(f"recipe {path}: {field.name} = {value!r} is none of {', '.join(choices)}")
+        elif type(value) is not wanted:
+            raise UsageError(f"recipe {path}: {field.name} = {value!r} is not of type {wanted.__name__}")
+        elif wanted in (int, float) and value < 0:
+            raise UsageError(f"recipe {path}: {field.name} = {value} is negative")
+    for name in ("context", "held_out", "steps", "batch", "log_every", "evaluate_every", "checkpoint_every"):
+        if values[name] == 0:
+            raise UsageError(f"recipe {path}: {name} must be at least 1")
+    return Recipe(**values)

@@ -1,0 +1,87 @@
+"""Where quantization-aware training starts: the teacher's weights as they are, or error-compensated (GPTQ).
+
+GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds a weight matrix column by column and lets the columns still to
+come make up for each error, as the layer's own inputs see it. The compensated values *before* rounding are latents
+whose rounding is GPTQ's, which is what straight-through training wants to begin with.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mxdraft import mx
+from mxdraft.mx import BLOCK
+from mxdraft.qat.fakequant import MXLinear, round_e2m1
+from mxdraft.qat.model import Llama
+
+Start = Literal["round", "compensate"]
+_DAMPING = 0.01  # of the mean diagonal, added to it: GPTQ's usual value
+_GROUP = 64  # columns whose corrections are applied to the rest in one product
+
+
+def start_quantized(model: Llama, start: Start, tokens: Tensor) -> None:
+    """Make every linear layer of ``model`` read MXFP4, in order of execution.
+
+    With ``compensate`` each layer is rounded against its inputs for ``tokens`` [B, T] as the layers before it,
+    already quantized, produce them.
+    """
+    if start == "round":
+        for linear in model.linears().values():
+            _start_rounded(linear)
+        return
+
+    def before_forward(linear: MXLinear, inputs: tuple[Tensor]) -> None:
+        _start_compensated(linear, inputs[0].flatten(0, -2))
+
+    hooks = [linear.register_forward_pre_hook(before_forward) for linear in model.linears().values()]
+    with torch.no_grad():
+        model(tokens)
+    for hook in hooks:
+        hook.remove()
+
+
+def search_scale(weight: Tensor) -> Tensor:
+    """2**exponent [out, in/32] of the rule ``search`` of mxdraft.mx."""
+    code = mx.quantize(weight.detach().cpu().numpy(), "mxfp4", "search").scale
+    return torch.from_numpy(np.ldexp(np.float32(1), code.astype(np.int32) - 127)).to(weight.device)
+
+
+def compensate(weight: Tensor, inputs: Tensor, scale: Tensor) -> Tensor:
+    """Latents [out, in] whose rounding nearly minimizes ‖inputs (weight − rounded)ᵀ‖; inputs [n, in].
+
+    Columns go from the strongest input to the weakest, so that the errors that matter most find the most columns
+    left to correct them. Raises torch.linalg.LinAlgError if the inputs hold NaN or Inf.
+    """
+    rows, columns = weight.shape
+    hessian = inputs.T @ inputs
+    diagonal = hessian.diagonal()
+    diagonal += _DAMPING * diagonal.mean()
+    order = diagonal.argsort(descending=True)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian[order][:, order]))
+    spread = torch.linalg.cholesky(inverse, upper=True)
+    grid = scale.repeat_interleave(BLOCK, 1)[:, order].T.contiguous()
+    left = weight[:, order].T.contiguous()  # [in, out]: a column of the weight is a contiguous row here
+    latent = torch.empty_like(left)
+    for first in range(0, columns, _GROUP):
+        last = min(first + _GROUP, columns)
+        errors = left.new_empty(last - first, rows)
+        for i in range(first, last):
+            latent[i] = left[i] / grid[i]
+            errors[i - first] = (left[i] - round_e2m1(latent[i]) * grid[i]) / spread[i, i]
+            left[i + 1 : last].addr_(spread[i, i + 1 : last], errors[i - first], alpha=-1)
+        left[last:] -= spread[first:last, last:].T @ errors
+    return latent[order.argsort()].T.contiguous()
+
+
+def _start_rounded(linear: MXLinear) -> None:
+    scale = search_scale(linear.weight)
+    linear.start(linear.weight.detach() / scale.repeat_interleave(BLOCK, 1), scale)
+
+
+def _start_compensated(linear: MXLinear, inputs: Tensor) -> None:
+    scale = search_scale(linear.weight)
+    linear.start(compensate(linear.weight.detach(), inputs, scale), scale)

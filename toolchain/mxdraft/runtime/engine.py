@@ -1,0 +1,434 @@
+"""Model, Engine and Sequence: the three objects of ``mxdraft.h`` as context managers.
+
+Closing is safe in any order: a parent closes its open children first, everything is closed at the latest
+when the interpreter exits, and an object that is used after its close raises ValueError. Errors of the
+library come as the exceptions of ``mxdraft.errors``. An engine and its sequences belong to one thread at a
+time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+from mxdraft.errors import UsageError
+from mxdraft.runtime._ffi import load
+
+if TYPE_CHECKING:  # a command that asks for no logits starts sooner without numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+Precision = Literal["auto", "base", "full"]
+Stop = Literal["none", "eos", "limit", "context", "string"]
+
+_PRECISIONS: tuple[Precision, ...] = ("auto", "base", "full")
+_STOPS: tuple[Stop, ...] = ("none", "eos", "limit", "context", "string")
+_NO_BOS = 0xFFFFFFFF
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    """Dimensions and origin of a bundle. ``bos`` is None if the model starts without one."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_positions: int
+    has_residual: bool
+    bos: int | None
+    file_bytes: int
+    provenance: str
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An engine's memory in bytes, and its options as resolved. ``largest_ctx`` is 0 if no context fits."""
+
+    weights: int
+    kv_cache: int
+    activations: int
+    sequences: int
+    total: int
+    available: int
+    ctx: int
+    threads: int
+    precision: Precision
+    largest_ctx: int
+
+
+class Piece(NamedTuple):
+    """What one step added: whole UTF-8 characters (or what a stop left incomplete) and token ids."""
+
+    text: bytes
+    ids: list[int]
+
+
+class Verification(NamedTuple):
+    """Result of a replay of the golden vectors: the SHA-256 in hex, and whether it is the bundle's own."""
+
+    digest: str
+    matches: bool
+    message: str
+
+
+class _Handle:
+    """One C object. ``_box`` is the ``mxd_… **`` that the library's close function takes and sets to NULL."""
+
+    def __init__(self, box: Any, close: Any) -> None:
+        self._box = box
+        self._children: weakref.WeakSet[_Handle] = weakref.WeakSet()
+        # finalize also runs at interpreter exit, youngest object first: children before parents. Until then a
+        # child's reference to its parent keeps the parent open.
+        self._finalize = weakref.finalize(self, close, box)
+
+    @property
+    def _pointer(self) -> Any:
+        if not self._finalize.alive:
+            raise ValueError(f"this {type(self).__name__} is closed")
+        return self._box[0]
+
+    def close(self) -> None:
+        """Close this object and everything opened from it. Closing again does nothing."""
+        for child in list(self._children):
+            child.close()
+        self._finalize()
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalize.alive
+
+    def __enter__(self) -> Self:
+        self._pointer  # noqa: B018  (raises if closed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Model(_Handle):
+    """A bundle file, mapped read-only and fully validated.
+
+    Raises BundleError (with the verdict of runtime/BUNDLE.md) if it is missing or refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        library = load()
+        box = library.ffi.new("mxd_model **")
+        library.call(library.lib.mxd_model_open, os.fsencode(path), box)
+        super().__init__(box, library.lib.mxd_model_close)
+
+    @property
+    def info(self) -> ModelInfo:
+        ffi, lib = load().ffi, load().lib
+        raw = ffi.new("mxd_model_info *")
+        lib.mxd_model_get_info(self._pointer, raw)
+        values = {field.name: getattr(raw, field.name) for field in dataclasses.fields(ModelInfo)}
+        return ModelInfo(
+            **values
+            | {
+                "has_residual": bool(raw.has_residual),
+                "bos": None if raw.bos == _NO_BOS else raw.bos,
+                "provenance": ffi.string(raw.provenance).decode("utf-8"),
+                "path": os.fsdecode(ffi.string(raw.path)),
+            }
+        )
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """Plain text to ids; never produces special tokens, and adds none."""
+        data = _utf8(text)
+        return self._ids(load().lib.mxd_encode, data, len(data))
+
+    def decode(self, ids: Iterable[int]) -> bytes:
+        """The bytes of all tokens, special ones included; may end in an incomplete character.
+
+        Raises UsageError on an id outside the vocabulary.
+        """
+        ffi, lib = load().ffi, load().lib
+        length = ffi.new("size_t *")
+        parts = []
+        for token in ids:
+            data = lib.mxd_token_bytes(self._pointer, token, length) if 0 <= token <= _NO_BOS else ffi.NULL
+            if data == ffi.NULL:
+                raise UsageError(f"token {token} is not in the vocabulary of {self.info.vocab}")
+            parts.append(bytes(ffi.buffer(data, length[0])))
+        return b"".join(parts)
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is a control token, which produces no text while generating."""
+        return bool(load().lib.mxd_token_is_special(self._pointer, token))
+
+    def chat(self, messages: Iterable[tuple[str, str | bytes]], add_generation: bool = True) -> list[int]:
+        """Encode (role, content) pairs through the bundle's chat template; content is plain text throughout.
+
+        Raises UsageError if the bundle has no template, or not this role, or if a text holds a NUL byte.
+        """
+        ffi = load().ffi
+        keep = [
+            (ffi.new("char[]", _c_text(role)), ffi.new("char[]", _c_text(text))) for role, text in messages
+        ]
+        array = ffi.new("mxd_message[]", keep)
+        return self._ids(load().lib.mxd_chat_encode, array, len(keep), int(add_generation))
+
+    def plan(
+        self,
+        ctx: int = 0,
+        threads: int = 0,
+        precision: Precision = "auto",
+        max_seqs: int | None = None,
+        max_rows: int | None = None,
+    ) -> Plan:
+        """What an engine with these options would allocate; it may exceed ``available``."""
+        library = load()
+        options = _options(ctx, threads, precision, max_seqs, max_rows)
+        raw = library.ffi.new("mxd_plan *")
+        library.call(library.lib.mxd_plan_memory, self._pointer, options, raw)
+        return _plan(raw)
+
+    def _ids(self, function: Any, *args: Any) -> list[int]:
+        """Call an encoder twice: for the count, then for the ids."""
+        library = load()
+        count = library.ffi.new("size_t *")
+        error = library.ffi.new("mxd_error *")
+        status = function(self._pointer, *args, library.ffi.NULL, 0, count, error)
+        if status not in (library.lib.MXD_OK, library.lib.MXD_ERR_BUFFER):
+            raise library.error(status, error)
+        ids = library.ffi.new("uint32_t[]", count[0])
+        library.call(function, self._pointer, *args, ids, count[0], count)
+        return list(ids)
+
+
+class Engine(_Handle):
+    """One arena (KV cache, activations) and a thread pool. 0 means the library's default (mxdraft.h).
+
+    Raises CapacityError if the plan does not fit memory, UsageError on an option out of range or a precision
+    that the bundle lacks.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ctx: int = 0,
+        threads: int = 0,
+        precision: Precision = "auto",
+        max_seqs: int | None = None,
+        max_rows: int | None = None,
+    ) -> None:
+        library = load()
+        options = _options(ctx, threads, precision, max_seqs, max_rows)
+        box = library.ffi.new("mxd_engine **")
+        library.call(library.lib.mxd_engine_open, model._pointer, options, box)
+        super().__init__(box, library.lib.mxd_engine_close)
+        self.model = model
+        model._children.add(self)
+
+    @property
+    def plan(self) -> Plan:
+        return _plan(load().lib.mxd_engine_plan(self._pointer))
+
+    def step(self, sequences: Iterable[Sequence]) -> None:
+        """One engine step for any of this engine's sequences; then read ``output`` and ``text`` of each."""
+        library = load()
+        pointers = [sequence._pointer for sequence in sequences]
+        library.call(
+            library.lib.mxd_step, self._pointer, library.ffi.new("mxd_seq *[]", pointers), len(pointers)
+        )
+
+    def verify(self) -> Verification:
+        """Replay the bundle's golden vectors. A digest that differs is a result, not an exception."""
+        library = load()
+        digest = library.ffi.new("char[65]")
+        error = library.ffi.new("mxd_error *")
+        status = library.lib.mxd_verify(self._pointer, digest, error)
+        if status not in (library.lib.MXD_OK, library.lib.MXD_ERR_MISMATCH):
+            raise library.error(status, error)
+        message = library.ffi.string(error.message).decode("utf-8") if status != library.lib.MXD_OK else ""
+        return Verification(library.ffi.string(digest).decode("ascii"), status == library.lib.MXD_OK, message)
+
+
+class Sequence(_Handle):
+    """One token timeline with its own sampling settings (mxdraft.h, ``mxd_sampling``).
+
+    ``max_tokens`` 0 means until the context is full. Raises UsageError on a setting out of range or if
+    ``max_seqs`` sequences are open already.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repeat_penalty: float = 1.0,
+        seed: int = 0,
+        max_tokens: int = 0,
+        ignore_eos: bool = False,
+        stop: Iterable[str | bytes] = (),
+    ) -> None:
+        library = load()
+        ffi = library.ffi
+        sampling = ffi.new("mxd_sampling *")
+        library.lib.mxd_sampling_default(sampling)
+        stops = [ffi.new("char[]", _c_text(text)) for text in stop]
+        stop_array = ffi.new("char *[]", stops)
+        sampling.temperature = temperature
+        sampling.top_k = top_k
+        sampling.top_p = top_p
+        sampling.min_p = min_p
+        sampling.repeat_penalty = repeat_penalty
+        sampling.seed = seed
+        sampling.max_tokens = max_tokens
+        sampling.ignore_eos = ignore_eos
+        sampling.stop = ffi.cast("const char *const *", stop_array)
+        sampling.stop_count = len(stops)
+        box = ffi.new("mxd_seq **")
+        library.call(library.lib.mxd_seq_open, engine._pointer, sampling, box)
+        super().__init__(box, library.lib.mxd_seq_close)
+        self.engine = engine
+        engine._children.add(self)
+
+    def prompt(self, ids: Iterable[int]) -> None:
+        """Queue tokens; clears a stop and restarts ``max_tokens`` and the statistics.
+
+        Raises CapacityError if they do not fit the context together with one generated token.
+        """
+        library = load()
+        array = library.ffi.new("uint32_t[]", list(ids))
+        library.call(library.lib.mxd_seq_prompt, self._pointer, array, len(array))
+
+    def generate(self, ids: Iterable[int]) -> Iterator[Piece]:
+        """Queue the prompt now, then yield what each step makes until the sequence stops.
+
+        The iterator may be abandoned at any point: the sequence keeps what was generated so far.
+        """
+        self.prompt(ids)
+        return self._pieces()
+
+    def _pieces(self) -> Iterator[Piece]:
+        while self.stop == "none":
+            self.engine.step([self])
+            piece = Piece(self.text, self.output)
+            if piece.ids or piece.text:
+                yield piece
+
+    def logits(self, ids: Iterable[int]) -> NDArray[np.float32]:
+        """Teacher forcing: append ``ids`` and return the logits of each, float32 [len(ids), vocab]."""
+        import numpy as np
+
+        library = load()
+        array = library.ffi.new("uint32_t[]", list(ids))
+        out = np.empty((len(array), self.engine.model.info.vocab), np.float32)
+        pointer = library.ffi.cast("float *", library.ffi.from_buffer(out))
+        library.call(library.lib.mxd_seq_logits, self._pointer, array, len(array), pointer)
+        return out
+
+    def truncate(self, length: int) -> None:
+        """Forget all positions from ``length`` on, exactly."""
+        library = load()
+        library.call(library.lib.mxd_seq_truncate, self._pointer, length)
+
+    @property
+    def output(self) -> list[int]:
+        """Token ids that the last step added."""
+        return self._uint32(load().lib.mxd_seq_output)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All token ids committed or queued so far."""
+        return self._uint32(load().lib.mxd_seq_tokens)
+
+    @property
+    def text(self) -> bytes:
+        """Text that the last step completed."""
+        ffi, lib = load().ffi, load().lib
+        length = ffi.new("size_t *")
+        data = lib.mxd_seq_text(self._pointer, length)
+        return bytes(ffi.buffer(data, length[0])) if length[0] else b""
+
+    @property
+    def stop(self) -> Stop:
+        """Why the sequence stopped, ``"none"`` if it has not."""
+        return _STOPS[int(load().lib.mxd_seq_stop(self._pointer))]
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Statistics since the last prompt (keys: docs/cli.md)."""
+        stats: dict[str, Any] = json.loads(self.stats_json)
+        return stats
+
+    @property
+    def stats_json(self) -> str:
+        """``stats`` as the library's own line of JSON."""
+        return _text(lambda buffer, size: load().lib.mxd_seq_stats_json(self._pointer, buffer, size))
+
+    def _uint32(self, function: Any) -> list[int]:
+        ffi = load().ffi
+        count = ffi.new("size_t *")
+        data = function(self._pointer, count)
+        return list(ffi.unpack(data, count[0])) if count[0] else []
+
+
+def cpu_describe() -> str:
+    """One line an operation: its name and the function bound to it on this CPU under $MXDRAFT_CPU_MASK."""
+    return _text(load().lib.mxd_cpu_describe)
+
+
+def default_threads() -> int:
+    """Threads an engine takes when none are asked for."""
+    return int(load().lib.mxd_default_threads())
+
+
+def version() -> str:
+    return str(load().ffi.string(load().lib.mxd_version()).decode("ascii"))
+
+
+def _options(ctx: int, threads: int, precision: Precision, max_seqs: int | None, max_rows: int | None) -> Any:
+    if precision not in _PRECISIONS:
+        raise UsageError(f"precision {precision!r}: expected one of {', '.join(_PRECISIONS)}")
+    options = load().ffi.new("mxd_options *")
+    load().lib.mxd_options_default(options)
+    options.ctx = ctx
+    options.threads = threads
+    options.precision = _PRECISIONS.index(precision)
+    if max_seqs is not None:
+        options.max_seqs = max_seqs
+    if max_rows is not None:
+        options.max_rows = max_rows
+    return options
+
+
+def _plan(raw: Any) -> Plan:
+    values = {field.name: getattr(raw, field.name) for field in dataclasses.fields(Plan)}
+    return Plan(**values | {"precision": _PRECISIONS[raw.precision]})
+
+
+def _text(function: Any) -> str:
+    """A text from a function (buffer, capacity) that returns the length needed without the NUL."""
+    ffi = load().ffi
+    size = function(ffi.NULL, 0) + 1
+    buffer = ffi.new("char[]", size)
+    function(buffer, size)
+    return str(ffi.string(buffer).decode("utf-8"))
+
+
+def _utf8(text: str | bytes) -> bytes:
+    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+
+
+def _c_text(text: str | bytes) -> bytes:
+    data = _utf8(text)
+    if b"\0" in data:
+        raise UsageError(
+            f"the text holds a NUL byte at offset {data.index(0)}: it cannot be in a message or stop string"
+        )
+    return data
