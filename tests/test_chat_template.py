@@ -24,7 +24,7 @@ VOCAB = len(SPEC.tokens)
 # No system role, BOS at the front, EOS behind answers only, text joined to contents on both sides.
 PLAIN_TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {% if message.role == 'user' %}
-{{ '### User: ' + message.content + '\\n\\n' }}
+{{ '### User: ' + message.content + 'ing\\n\\n' }}
 {%- elif message.role == 'assistant' %}
 {{ '### Answer: ' + message.content + eos_token }}
 {%- else %}
@@ -38,6 +38,7 @@ Conversation = list[tuple[str, str]]
 CONVERSATIONS: list[Conversation] = [
     [("user", "Whose is this?")],
     [("user", "")],
+    [("user", "was row")],
     [("user", "\n"), ("assistant", "\n\n")],
     [("user", "\nthe boat"), ("assistant", " there were letters \n")],
     [("user", "  two spaces"), ("assistant", "'s and 12 of it"), ("user", "漢字 🙂 e\u0301\u2028")],
@@ -125,7 +126,7 @@ def test_pieces_without_a_system_role() -> None:
     pieces = chat_pieces(PLAIN_TEMPLATE, SPEC)
     assert pieces.in_order()[:3] == [(0,), (), ("### Answer:",)]
     assert pieces.roles == {
-        "user": (("### User: ",), ("\n\n",)),
+        "user": (("### User: ",), ("ing\n\n",)),
         "assistant": (("### Answer: ",), (2,)),
     }
 
@@ -241,10 +242,20 @@ def lies() -> dict[str, bytes]:
         "text without bytes": with_words({SEGMENT: textlib.NO_TOKEN}),
         "text out of order": with_words({text_segment + 4: word(SEGMENT + 8 * 5 + 4) + 1}),
         "text past the end": with_words({SEGMENT + 8 * 17 + 4: word(8) + 1}),
-        "text not used": with_words({SEGMENT + 8 * 17 + 4: word(8) - 1}),
+        "text not used": with_words({8: word(8) + 1}) + b"\n",
         "text is no UTF-8": SECTION[:TEXT] + b"\xff" + SECTION[TEXT + 1 :],
         "text is cut inside a character": SECTION[:-1] + b"\xc3",
     }
+
+
+def test_worked_example_of_the_format_page() -> None:
+    pieces = ChatPieces(opening=(), default_system=(), generation=("b",), roles={"user": ((0, "a"), ())})
+    none = textlib.NO_TOKEN
+    words = struct.pack("<11I", 0, 0, 1, 3, 3, none, 1, 0, 1, none, 2)
+    section = struct.pack("<4I", 1, 3, 2, 0) + b"user".ljust(16, b"\0") + words + b"ba"
+    assert len(section) == 78
+    assert chat_section(pieces) == section
+    textlib.Chat(section, 1)
 
 
 def test_layout_of_the_lies() -> None:

@@ -37,7 +37,7 @@ LAST_DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture(scope="module")
 def small() -> Checkpoint:
-    return tiny.checkpoint(layers=2)
+    return tiny.checkpoint(layers=2, hidden=96, ffn=64)
 
 
 def assert_same(loaded: Checkpoint, original: Checkpoint) -> None:
@@ -102,8 +102,8 @@ def test_odd_head_dimension_is_refused() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_non_finite_weights_are_refused_by_name_and_index(small: Checkpoint, value: float) -> None:
     tensor = small.tensors[LAST_DOWN].copy()
-    tensor[3, 141] = value
-    with pytest.raises(RefusedError, match=rf"{LAST_DOWN} holds {value} at index \(3, 141\)"):
+    tensor[3, 41] = value
+    with pytest.raises(RefusedError, match=rf"{LAST_DOWN} holds {value} at index \(3, 41\)"):
         check_checkpoint(replace(small, tensors=small.tensors | {LAST_DOWN: tensor}))
 
 
@@ -115,7 +115,7 @@ def test_missing_extra_and_misshapen_tensors_are_refused(small: Checkpoint) -> N
     extra = {"model.layers.0.self_attn.q_proj.bias": np.zeros(192, np.float32)}
     with pytest.raises(RefusedError, match=r"self_attn\.q_proj\.bias is none of"):
         check_checkpoint(replace(small, tensors=tensors | extra))
-    with pytest.raises(RefusedError, match=rf"{Q0} has shape \(160, 192\); the config asks for \(192, 160\)"):
+    with pytest.raises(RefusedError, match=rf"{Q0} has shape \(96, 192\); the config asks for \(192, 96\)"):
         check_checkpoint(replace(small, tensors=tensors | {Q0: tensors[Q0].T}))
 
 
@@ -242,11 +242,11 @@ def test_source_digest_depends_on_every_file(directory: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "numpy_dtype"), [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
 def test_every_half_precision_pattern_is_read_exactly(tmp_path: Path, dtype: Any, numpy_dtype: Any) -> None:
-    finite = [p for p in range(65536) if np.isfinite(np.float32(np.uint16(p).view(numpy_dtype)))]
-    original = tiny.checkpoint(layers=1, hidden=160)
-    embedding = original.tensors["model.embed_tokens.weight"]
-    values = np.resize(np.array(finite, np.uint16), embedding.shape).view(numpy_dtype).astype(np.float32)
-    assert embedding.size > len(finite)
+    patterns = np.arange(65536, dtype=np.uint16).view(numpy_dtype).astype(np.float32)
+    finite = patterns[np.isfinite(patterns)]
+    original = tiny.checkpoint(layers=1)
+    values = np.resize(finite, original.tensors["model.embed_tokens.weight"].shape)
+    assert values.size > finite.size
     tensors = {name: t.astype(numpy_dtype).astype(np.float32) for name, t in original.tensors.items()}
     original = replace(original, tensors=tensors | {"model.embed_tokens.weight": values})
     tiny.save_huggingface(original, tmp_path / "m", dtype=dtype)
@@ -412,7 +412,7 @@ def write_safetensors(path: Path, header: dict[str, Any], data: bytes) -> None:
     [
         lambda h: h[Q0].update(dtype="F33"),
         lambda h: h[Q0].update(dtype="I32"),
-        lambda h: h[Q0].update(shape=[192, 161]),
+        lambda h: h[Q0].update(shape=[192, 97]),
         lambda h: h[Q0].update(shape=[2**40, 2**40]),
         lambda h: h[Q0].update(data_offsets=[0, h[Q0]["data_offsets"][1]]),
         lambda h: h[Q0].update(data_offsets=h[LAST_DOWN]["data_offsets"]),
@@ -498,7 +498,7 @@ def test_tensor_that_is_not_in_its_shard(sharded: Path) -> None:
 @pytest.mark.parametrize("weight_map", [None, [], {"a": 1}])
 def test_index_without_a_map(sharded: Path, weight_map: Any) -> None:
     edit(sharded / "model.safetensors.index.json", lambda i: i.update(weight_map=weight_map))
-    with pytest.raises(RefusedError, match="weight_map|no file name"):
+    with pytest.raises(RefusedError, match=r"weight_map|no file name"):
         load_checkpoint(sharded)
 
 
@@ -652,7 +652,7 @@ def test_gguf_q4_1_by_its_definition(tmp_path: Path, small: Checkpoint) -> None:
         ({"llama.block_count": "2"}, "block_count is '2', not of type int"),
         ({"llama.block_count": 3}, r"model\.layers\.2\..* is missing"),
         ({"llama.block_count": 1}, r"model\.layers\.1\..* is none of"),
-        ({"llama.attention.head_count": 4}, r"q_proj\.weight has shape \(192, 160\); .* \(128, 160\)"),
+        ({"llama.attention.head_count": 4}, r"q_proj\.weight has shape \(192, 96\); .* \(128, 96\)"),
         ({"llama.attention.head_count": 0}, "heads is 0"),
         ({"llama.feed_forward_length": 300}, "not a multiple of 32"),
         ({"llama.vocab_size": 501}, "tokenizer has 500 tokens, the model 501"),
@@ -732,7 +732,7 @@ NAME = b"blk.0.attn_q.weight"  # followed by u32 rank 2, two u64 dimensions, u32
         (lambda d: patched(d, NAME, 0, U32(2**31)), "has 2147483648 dimensions"),
         (lambda d: patched(d, NAME, 4, U64(0)), "has shape"),
         (lambda d: patched(d, NAME, 4, U64(2**63)), "ends at byte|overlaps"),
-        (lambda d: patched(d, NAME, 4, U64(192) + U64(160)), r"has shape \(160, 192\)"),
+        (lambda d: patched(d, NAME, 4, U64(192) + U64(96)), r"has shape \(96, 192\)"),
         (lambda d: patched(d, NAME, 20, U32(77)), "unknown type 77"),
         (lambda d: patched(d, NAME, 20, U32(12)), "Q4_K comes in blocks of 256"),
         (lambda d: patched(d, NAME, 20, U32(24)), "type I8, which cannot be decoded"),

@@ -216,5 +216,5 @@ def test_initializer_of_another_shape_is_refused(altered, tmp_path):
 
 
 def test_unwritable_target_is_a_transfer_error(exported, tmp_path):
-    with pytest.raises(TransferError, match="cannot pack"):
+    with pytest.raises(TransferError, match="cannot write"):
         pack(exported, tmp_path / "no such directory" / "a.mxb")

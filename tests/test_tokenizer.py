@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 import textlib
 import tiny
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mxdraft.chat_template import chat_pieces, chat_section
 from mxdraft.checkpoint import BYTE_ALPHABET, PreTokenizer, TokenizerSpec, tokenizer_json
@@ -331,6 +331,12 @@ def test_every_run_of_classes_splits_text_alike(pre_tokenizer: PreTokenizer) -> 
 # ---- UTF-8 ----
 
 
+@example(raw=b"\xc1\xbf")
+@example(raw=b"\xe0\x9f\xbf")
+@example(raw=b"\xed\xa0\x80")
+@example(raw=b"\xf0\x8f\xbf\xbf")
+@example(raw=b"\xf4\x90\x80\x80")
+@example(raw=b"\xf5\x80\x80\x80")
 @given(raw=st.binary(max_size=8) | st.text().map(lambda text: text.encode("utf-8")))
 def test_utf8_decode_takes_what_python_takes(raw: bytes) -> None:
     ffi, lib = textlib.library()
@@ -366,6 +372,11 @@ def begins_a_character(raw: bytes) -> bool:
     return False
 
 
+@example(raw=b"\xe0\x9f")
+@example(raw=b"\xed\xa0")
+@example(raw=b"\xf0\x8f")
+@example(raw=b"\xf4\x90")
+@example(raw=b"\xf5")
 @given(raw=STREAMS)
 def test_utf8_incomplete_is_what_may_still_become_a_character(raw: bytes) -> None:
     expected = next((n for n in (3, 2, 1) if n <= len(raw) and begins_a_character(raw[-n:])), 0)
@@ -497,6 +508,18 @@ def test_a_token_of_1025_bytes_is_refused() -> None:
 def test_a_section_reads_back(pre_tokenizer: PreTokenizer) -> None:
     for spec in (tiny.tokenizer(pre_tokenizer=pre_tokenizer), bytes_spec(), bytes_spec(missing="abc")):
         assert read_tokenizer(tokenizer_section(spec), len(spec.tokens)) == spec
+
+
+def test_worked_example_of_the_format_page() -> None:
+    spec = TokenizerSpec(["<s>", "a", "b", "ab", "abb"], [("a", "b"), ("ab", "b")], [0], None, [0], "gpt2")
+    none = textlib.NO_TOKEN
+    words = [5, 2, 1, none, 1, 1, 10, *[0] * 9]
+    words += [{0x61: 1, 0x62: 2}.get(byte, none) for byte in range(256)]
+    words += [0, 0, 0, 3, 4, 5, 7, 10, 1, 2, 3, 3, 2, 4, 0, 1]
+    section = struct.pack(f"<{len(words)}I", *words) + b"<s>abababb"
+    assert len(section) == 1162
+    assert tokenizer_section(spec) == section
+    assert textlib.Tokenizer(section, 5).encode(b"abb ba") == [4, 2, 1]
 
 
 def test_readers_agree_on_random_damage() -> None:

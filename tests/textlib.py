@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import shlex
@@ -14,7 +13,8 @@ from typing import Any
 
 import cffi
 import pytest
-from mxdraft.checkpoint import TokenizerSpec, gguf_file
+from mxdraft.checkpoint import TokenizerSpec
+from mxdraft.checkpoint.gguf_file import load_gguf
 from mxdraft.fetch import default_cache, known_models
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
@@ -54,9 +54,9 @@ def smollm2() -> tuple[TokenizerSpec, str]:
     weights = default_cache() / Path(known_models()["smollm2-135m"].member).name
     if not weights.exists():
         pytest.skip("SmolLM2 is not in the cache: run `mxdraft fetch smollm2-135m`")
-    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        metadata, _ = gguf_file._read_header(data)
-    return gguf_file._tokenizer(metadata), metadata["tokenizer.chat_template"]
+    checkpoint = load_gguf(weights)
+    assert checkpoint.chat_template is not None
+    return checkpoint.tokenizer, checkpoint.chat_template
 
 
 class StatusError(Exception):

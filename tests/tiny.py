@@ -152,14 +152,14 @@ def save_safetensors(path: Path, tensors: dict[str, NDArray[np.float32]], dtype:
     """Write one safetensors file: u64 header length, JSON header, tensor bytes."""
     numpy_dtype = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype]
     header: dict[str, Any] = {}
-    data = b""
+    pieces: list[bytes] = []
+    end = 0
     for name, tensor in tensors.items():
-        piece = tensor.astype(numpy_dtype).tobytes()
-        offsets = [len(data), len(data) + len(piece)]
-        header[name] = {"dtype": dtype.upper(), "shape": list(tensor.shape), "data_offsets": offsets}
-        data += piece
+        pieces.append(tensor.astype(numpy_dtype).tobytes())
+        start, end = end, end + len(pieces[-1])
+        header[name] = {"dtype": dtype.upper(), "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode("utf-8")
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(pieces))
 
 
 def _tensor(raw: np.random.PCG64, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

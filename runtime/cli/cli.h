@@ -62,6 +62,8 @@ int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3))
 int fail_status(const mxd_error *error);
 /* Writes to stdout at once. A closed pipe ends the process quietly with 141; other faults return EXIT_IO. */
 int emit(const char *data, size_t length);
+/* Writes out what printf has buffered, with the same outcomes. */
+int flush_output(void);
 /* As printf, into an allocated string. */
 char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The text's bytes from the one of -p, -f and - that was given, with a NUL behind them; *data is allocated, or

@@ -167,7 +167,7 @@ static void print_command_help(const command *c) {
         for (const option *o = c->groups[g]; o->kind != END; o++) {
             char left[64];
             snprintf(left, sizeof left, "%s %s", o->name, o->metavar != NULL ? o->metavar : "");
-            printf("  %-27s%s", left, o->help);
+            printf("  %-28s%s", left, o->help);
             if (o->initial != NULL) printf("  [default: %s]", o->initial);
             putchar('\n');
         }
@@ -310,6 +310,7 @@ static bool parse_command(const command *c, int argc, char **argv, settings *out
             i++;
         } else if (is_help(argument)) {
             print_command_help(c);
+            *code = flush_output();
             return false;
         } else {
             *code = parse_option(c, argc, argv, &i, out);
@@ -328,8 +329,10 @@ command_function *parse_arguments(int argc, char **argv, settings *out, int *cod
         *code = fail(EXIT_USAGE, "no command (see mxdraft --help)");
     } else if (is_help(first)) {
         print_help();
+        *code = flush_output();
     } else if (strcmp(first, "--version") == 0) {
         printf("mxdraft %s\n", mxd_version());
+        *code = flush_output();
     } else if (first[0] == '-') {
         *code = fail(EXIT_USAGE, "unknown option '%s' (see mxdraft --help)", first);
     } else {

@@ -79,4 +79,6 @@ const char *json_value(const char *json, const char *key) {
     return value + strspn(value, " ");
 }
 
-double json_number(const char *json, const char *key) { return strtod(json_value(json, key), NULL); }
+double json_number(const char *json, const char *key) {
+    return strtod(json_value(json, key), NULL);
+}

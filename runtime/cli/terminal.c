@@ -30,9 +30,13 @@ void terminal_init(void) {
     sigaction(SIGINT, &interrupt, NULL);
 }
 
-void interrupt_deferred(bool on) { defer_interrupt = on; }
+void interrupt_deferred(bool on) {
+    defer_interrupt = on;
+}
 
-bool interrupted(void) { return interrupt_requested; }
+bool interrupted(void) {
+    return interrupt_requested;
+}
 
 int fail(int code, const char *format, ...) {
     va_list args;
@@ -59,21 +63,30 @@ static int exit_code(int32_t status) {
     }
 }
 
-int fail_status(const mxd_error *error) { return fail(exit_code(error->status), "%s", error->message); }
+int fail_status(const mxd_error *error) {
+    return fail(exit_code(error->status), "%s", error->message);
+}
+
+/* What a write to stdout that failed with errno ends in. */
+static int output_failed(void) {
+    if (errno == EPIPE) _exit(EXIT_PIPE_CLOSED);
+    return fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
+}
 
 int emit(const char *data, size_t length) {
     while (length > 0) {
         ssize_t written = write(STDOUT_FILENO, data, length);
-        if (written >= 0) {
+        if (written < 0 && errno != EINTR) return output_failed();
+        if (written > 0) {
             data += written;
             length -= (size_t)written;
-        } else if (errno == EPIPE) {
-            _exit(EXIT_PIPE_CLOSED);
-        } else if (errno != EINTR) {
-            return fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
         }
     }
     return EXIT_DONE;
+}
+
+int flush_output(void) {
+    return fflush(stdout) == 0 ? EXIT_DONE : output_failed();
 }
 
 char *format_text(const char *format, ...) {

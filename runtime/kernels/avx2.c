@@ -22,7 +22,6 @@ INLINE float reduce16(__m256 lo, __m256 hi) {
 
 AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    const __m256 limit = _mm256_set1_ps(127.0f);
     for (size_t m = 0; m < rows; m++) {
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
@@ -38,21 +37,16 @@ AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size
             amax4 = _mm_max_epu32(amax4, _mm_shuffle_epi32(amax4, 0x4e));
             amax4 = _mm_max_epu32(amax4, _mm_shuffle_epi32(amax4, 0xb1));
             uint32_t amax = (uint32_t)_mm_cvtsi128_si32(amax4);
-            if (amax >= 0x7f800000u) {
+            float largest = _mm_cvtss_f32(_mm_castsi128_ps(amax4));
+            if (amax >= 0x7f800000u || largest < MXD_ACT_TINY) {
                 memset(q, 0, BLOCK);
-                out->s[at] = NAN;
+                out->s[at] = amax >= 0x7f800000u ? NAN : 0;
                 out->sum[at] = 0;
                 continue;
             }
-            int e = (int)(amax >> 23) - 127;
-            if (e < -120) e = -120;
-            __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32((127 + 6 - e) << 23));
+            __m256 inverse = _mm256_set1_ps(127.0f / largest);
             __m256i r[4];
-            for (int i = 0; i < 4; i++) {
-                /* |x| * scale < 128, so clamping after the rounding conversion equals clamping the rounded float. */
-                __m256 t = _mm256_min_ps(_mm256_mul_ps(in[i], scale), limit);
-                r[i] = _mm256_cvtps_epi32(_mm256_max_ps(t, _mm256_sub_ps(_mm256_setzero_ps(), limit)));
-            }
+            for (int i = 0; i < 4; i++) r[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], inverse));
             __m256i total = _mm256_add_epi32(_mm256_add_epi32(r[0], r[1]), _mm256_add_epi32(r[2], r[3]));
             __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
             s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
@@ -61,7 +55,7 @@ AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size
             __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(r[0], r[1]), _mm256_packs_epi32(r[2], r[3]));
             bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
             _mm256_storeu_si256((__m256i *)(void *)q, bytes);
-            out->s[at] = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((127 + e - 6) << 23)));
+            out->s[at] = largest / 127.0f;
             out->sum[at] = _mm_cvtsi128_si32(s4);
         }
     }

@@ -10,12 +10,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Activation rows quantized to MXINT8. Block b of row m: q[m*k + 32b ...], s and sum at [m*(k/32) + b]. */
+/* Activation rows quantized to int8 in blocks of 32. Block b of row m: q[m*k + 32b ...], s and sum at
+ * [m*(k/32) + b]. */
 typedef struct mxd_act {
     int8_t *q;    /* (rows, k) */
-    float *s;     /* (rows, k/32): 2^(e-6), or NaN for a block that held NaN or Inf */
+    float *s;     /* (rows, k/32): max|x| / 127; NaN for a block that held NaN or Inf */
     int32_t *sum; /* (rows, k/32): sum of q over the block, for kernels that decode weights with an offset */
 } mxd_act;
+
+/* Blocks whose largest magnitude is below this become zeros with scale 0: 127 / max|x| stays a normal number. */
+#define MXD_ACT_TINY 0x1p-100f
 
 /* y[m*ldy + 16*t + i] = row 16*t + i of W times activation row m, for all tiles t < ntiles and rows m < rows.
  * base, residual: first tile, nblocks = K/32 blocks a tile; residual may be NULL (one plane). Writes whole tiles. */

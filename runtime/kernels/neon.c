@@ -25,30 +25,26 @@ static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k,
                 amax4 = vmaxq_u32(amax4, vreinterpretq_u32_f32(vabsq_f32(in[i])));
             }
             uint32_t amax = vmaxvq_u32(amax4);
-            if (amax >= 0x7f800000u) {
+            float largest;
+            memcpy(&largest, &amax, 4);
+            if (amax >= 0x7f800000u || largest < MXD_ACT_TINY) {
                 memset(q, 0, BLOCK);
-                out->s[at] = NAN;
+                out->s[at] = amax >= 0x7f800000u ? NAN : 0;
                 out->sum[at] = 0;
                 continue;
             }
-            int e = (int)(amax >> 23) - 127;
-            if (e < -120) e = -120;
-            float32x4_t scale = vreinterpretq_f32_u32(vdupq_n_u32((uint32_t)(127 + 6 - e) << 23));
+            float inverse = 127.0f / largest;
             int16x8_t half[4];
             int32x4_t total = vdupq_n_s32(0);
             for (int i = 0; i < 8; i += 2) {
-                /* |x| * scale < 128 rounds to at most 128: clamping the integers equals clamping the rounded float. */
-                int32x4_t r0 = vminq_s32(vcvtnq_s32_f32(vmulq_f32(in[i], scale)), vdupq_n_s32(127));
-                int32x4_t r1 = vminq_s32(vcvtnq_s32_f32(vmulq_f32(in[i + 1], scale)), vdupq_n_s32(127));
-                r0 = vmaxq_s32(r0, vdupq_n_s32(-127));
-                r1 = vmaxq_s32(r1, vdupq_n_s32(-127));
+                int32x4_t r0 = vcvtnq_s32_f32(vmulq_n_f32(in[i], inverse));
+                int32x4_t r1 = vcvtnq_s32_f32(vmulq_n_f32(in[i + 1], inverse));
                 total = vaddq_s32(total, vaddq_s32(r0, r1));
                 half[i / 2] = vcombine_s16(vmovn_s32(r0), vmovn_s32(r1));
             }
             vst1q_s8(q, vcombine_s8(vmovn_s16(half[0]), vmovn_s16(half[1])));
             vst1q_s8(q + 16, vcombine_s8(vmovn_s16(half[2]), vmovn_s16(half[3])));
-            uint32_t s = (uint32_t)(127 + e - 6) << 23;
-            memcpy(&out->s[at], &s, 4);
+            out->s[at] = largest / 127.0f;
             out->sum[at] = vaddvq_s32(total);
         }
     }

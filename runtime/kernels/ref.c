@@ -54,20 +54,18 @@ static void mxd_quantize_ref(const float *x, size_t ldx, size_t rows, size_t k, 
                 if (a > amax) amax = a;
             }
             int32_t sum = 0;
+            memset(q, 0, BLOCK);
             if (amax >= 0x7f800000u) { /* NaN or Inf: let the fault reach the output */
-                memset(q, 0, BLOCK);
                 out->s[at] = NAN;
+            } else if (from_bits(amax) < MXD_ACT_TINY) {
+                out->s[at] = 0;
             } else {
-                int e = (int)(amax >> 23) - 127;
-                if (e < -120) e = -120;
-                float scale = from_bits((uint32_t)(127 + 6 - e) << 23);
+                float inverse = 127.0f / from_bits(amax);
                 for (int i = 0; i < BLOCK; i++) {
-                    float r = rintf(v[i] * scale);
-                    r = r > 127.0f ? 127.0f : r < -127.0f ? -127.0f : r;
-                    q[i] = (int8_t)r;
+                    q[i] = (int8_t)rintf(v[i] * inverse); /* at most 127 * (1 + 2^-23): rounds to 127 */
                     sum += q[i];
                 }
-                out->s[at] = from_bits((uint32_t)(127 + e - 6) << 23);
+                out->s[at] = from_bits(amax) / 127.0f;
             }
             out->sum[at] = sum;
         }

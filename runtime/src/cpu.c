@@ -38,14 +38,8 @@ static int has_dotprod(void) {
 }
 #endif
 
-typedef struct level {
-    const char *name;
-    int (*present)(void);
-    void (*init)(mxd_kernels *, mxd_kernel_names *);
-} level;
-
 /* Oldest first: each level overwrites what it does better. Names of the other architecture are known but absent. */
-static const level LEVELS[] = {
+static const mxd_cpu_level LEVELS[] = {
 #if defined(__x86_64__)
     {"avx2", has_avx2, mxd_kernels_init_avx2},
 #else
@@ -60,6 +54,11 @@ static const level LEVELS[] = {
 #endif
 };
 enum { LEVEL_COUNT = sizeof LEVELS / sizeof *LEVELS };
+
+const mxd_cpu_level *mxd_cpu_levels(size_t *count) {
+    *count = LEVEL_COUNT;
+    return LEVELS;
+}
 
 static mxd_status parse_mask(int masked[LEVEL_COUNT], mxd_error *err) {
     const char *p = getenv("MXDRAFT_CPU_MASK");

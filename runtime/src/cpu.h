@@ -9,6 +9,16 @@
  * "avx2" or "dotprod,neon"), so that every variant can be tested; an unknown name is MXD_ERR_ARGUMENT. */
 mxd_status mxd_cpu_bind(mxd_kernels *kernels, mxd_kernel_names *names, mxd_error *err);
 
+/* One level of instruction sets. `present` is NULL where the level belongs to another architecture. */
+typedef struct mxd_cpu_level {
+    const char *name;
+    int (*present)(void);
+    void (*init)(mxd_kernels *, mxd_kernel_names *);
+} mxd_cpu_level;
+
+/* All levels, oldest first; for the kernel checks. */
+const mxd_cpu_level *mxd_cpu_levels(size_t *count);
+
 /* Bytes this process can still use: MemAvailable, cgroup limit and address-space limit, whichever is least.
  * `mapped` bytes are already mapped and so not charged against the address-space limit again. */
 uint64_t mxd_memory_available(uint64_t mapped);

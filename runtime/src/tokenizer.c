@@ -9,7 +9,7 @@
 enum { HEADER_BYTES = 64, PRE_TOKENIZER_GPT2 = 1, PRE_TOKENIZER_SMOLLM = 2 };
 enum { MAX_VOCAB = 1 << 20, MAX_MERGES = 1 << 20, MAX_TEXT = 1 << 28 };
 enum { MAX_INPUT = 1 << 30, STACK_SYMBOLS = 256, SCRATCH_WORDS = 5 };
-#define NO_MERGE UINT32_MAX
+#define NONE UINT32_MAX /* no merge, no symbol */
 
 /* ---- the section ---- */
 
@@ -225,8 +225,8 @@ static size_t pre_token_end(const mxd_tokenizer *t, const uint8_t *text, size_t 
  * out in O(log n), and n log n is all that a megabyte of one letter costs. */
 typedef struct word {
     uint32_t n;
-    uint32_t *id, *previous, *next; /* (n) next is n behind the last symbol, previous NO_MERGE before the first */
-    uint32_t *rank;                 /* (n) of merging the symbol with the next one; NO_MERGE */
+    uint32_t *id, *previous, *next; /* (n) previous of the first is NONE, next of the last is n */
+    uint32_t *rank;                 /* (n) of merging the symbol with the next one; NONE */
     uint32_t *winner;               /* (n) inner nodes 1..n-1 of the tree; node n+i is symbol i */
 } word;
 
@@ -241,7 +241,7 @@ static uint32_t find_merge(const mxd_tokenizer *t, uint32_t left, uint32_t right
         if (found < key) low = middle + 1;
         else high = middle;
     }
-    return NO_MERGE;
+    return NONE;
 }
 
 static uint32_t winner_at(const word *w, uint32_t node) {
@@ -255,7 +255,7 @@ static void replay(word *w, uint32_t node) {
 }
 
 static void rank_symbol(const mxd_tokenizer *t, word *w, uint32_t i) {
-    w->rank[i] = w->next[i] < w->n ? find_merge(t, w->id[i], w->id[w->next[i]]) : NO_MERGE;
+    w->rank[i] = w->next[i] < w->n ? find_merge(t, w->id[i], w->id[w->next[i]]) : NONE;
 }
 
 static void update_rank(const mxd_tokenizer *t, word *w, uint32_t i) {
@@ -274,13 +274,13 @@ static void encode_pre_token(const mxd_tokenizer *t, const uint8_t *bytes, size_
     }
     if (w.n == 0) return;
     for (uint32_t i = 0; i < w.n; i++) {
-        w.previous[i] = i > 0 ? i - 1 : NO_MERGE;
+        w.previous[i] = i > 0 ? i - 1 : NONE;
         w.next[i] = i + 1;
     }
     for (uint32_t i = 0; i < w.n; i++) rank_symbol(t, &w, i);
     for (uint32_t node = w.n - 1; node >= 1; node--) replay(&w, node);
 
-    for (uint32_t i; w.rank[i = winner_at(&w, 1)] != NO_MERGE;) {
+    for (uint32_t i; w.rank[i = winner_at(&w, 1)] != NONE;) {
         uint32_t gone = w.next[i];
         w.id[i] = t->merge[3 * (size_t)w.rank[i] + 2];
         w.next[i] = w.next[gone];
@@ -288,7 +288,7 @@ static void encode_pre_token(const mxd_tokenizer *t, const uint8_t *bytes, size_
         w.next[gone] = w.n; /* so that it has no rank any more */
         update_rank(t, &w, gone);
         update_rank(t, &w, i);
-        if (w.previous[i] != NO_MERGE) update_rank(t, &w, w.previous[i]);
+        if (w.previous[i] != NONE) update_rank(t, &w, w.previous[i]);
     }
     for (uint32_t i = 0; i < w.n; i = w.next[i]) mxd_id_buffer_push(out, w.id[i]);
 }

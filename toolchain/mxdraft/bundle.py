@@ -249,7 +249,7 @@ class Bundle:
         """Where the weights came from and what made the file. Raises RefusedError if it is no JSON object."""
         try:
             value = json.loads(self.section("provenance").tobytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RefusedError(f"the bundle's provenance is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise RefusedError("the bundle's provenance is no JSON object")

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from mxdraft.errors import TransferError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A temporary file beside ``path``, open for reading and writing; its path is its ``name``.
 
     Leaving the block without an exception flushes it to the disk and renames it to ``path``. With one it is
-    removed, and ``path`` stays as it was.
+    removed, and ``path`` stays as it was. Raises TransferError if the system refuses.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -23,5 +25,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise TransferError(f"cannot write {path}: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -46,13 +46,14 @@ from mxdraft.export.graph import (
     MODEL_FILES,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
+    Metadata,
     Plane,
     Precision,
     build_model,
     initializer_names,
 )
 from mxdraft.files import replacing
-from mxdraft.mx import BLOCK, MXTensor, Rule
+from mxdraft.mx import BLOCK, MXTensor
 from mxdraft.tiles import to_tiles
 from mxdraft.tokenizer_section import tokenizer_section
 
@@ -82,25 +83,15 @@ def pack(
     no residual); without it they stay zero. Raises RefusedError if the files are missing, damaged or not what
     the exporter writes, TransferError if reading or writing fails.
     """
-    try:
-        _pack(onnx_directory, path, golden, digest)
-    except OSError as error:
-        raise TransferError(f"cannot pack {onnx_directory} into {path}: {error}") from error
-
-
-def _pack(
-    directory: Path, path: Path, prompts: Sequence[Sequence[int]] | None, digest: Digest | None
-) -> None:
-    base = _OnnxModel(directory, "base")
+    base = _OnnxModel(onnx_directory, "base")
     models = {"target.shared": base, "target.base": base}
-    if (directory / MODEL_FILES["full"]).exists():
-        models["target.residual"] = _OnnxModel(directory, "full")
+    if (onnx_directory / MODEL_FILES["full"]).exists():
+        models["target.residual"] = _OnnxModel(onnx_directory, "full")
         _check_same_weights(base, models["target.residual"])
-    if prompts is None:
-        prompts = default_prompts(base.config.vocab)
-    config = _bundle_config(base.config)
+    config = _bundle_config(base.metadata.config)
+    prompts = default_prompts(config.vocab) if golden is None else golden
     entries = {
-        section: list(_lay_out(config, section, index, not base.config.tied))
+        section: list(_lay_out(config, section, index, not base.metadata.config.tied))
         for index, section in enumerate(models, start=2)
     }
     with replacing(path) as file:
@@ -142,20 +133,21 @@ class _OnnxModel:
         try:
             onnx.checker.check_model(str(self._path), full_check=True)
             model = onnx.load_model(self._path, load_external_data=False)
-            self.metadata = {entry.key: entry.value for entry in model.metadata_props}
-            self.config = ModelConfig(**json.loads(self.metadata["config"]))
-            self.files: dict[str, str] = json.loads(self.metadata["files"])
+            properties = {entry.key: entry.value for entry in model.metadata_props}
+            self.metadata = Metadata.from_json(properties["mxdraft"])
+            check_config(self.metadata.config)
+            expected = build_model(self.metadata.config, precision, list(model.graph.initializer))
         except (*_INVALID_ONNX, ValueError, TypeError, KeyError) as error:
             raise self._refusal(f"not a model of this exporter: {error}") from error
-        check_config(self.config)
-        expected = build_model(self.config, precision, list(model.graph.initializer))
         if expected.graph != model.graph or list(expected.functions) != list(model.functions):
             raise self._refusal("its graph is not what the runtime computes")
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         for tensor in model.graph.initializer:
             if any(entry.key == "location" and entry.value != DATA_FILE for entry in tensor.external_data):
                 raise self._refusal(f"initializer {tensor.name} is not in {DATA_FILE}")
-        for name, digest in self.files.items():
+        if self.metadata.files.keys() - {TEMPLATE_FILE} != {DATA_FILE, TOKENIZER_FILE, GENERATION_FILE}:
+            raise self._refusal(f"it lists other files: {', '.join(self.metadata.files)}")
+        for name, digest in self.metadata.files.items():
             if _sha256(self.file(name)) != digest:
                 raise self._refusal(f"{name} is not the file that was exported with it")
 
@@ -188,8 +180,8 @@ class _OnnxModel:
         scale = self.array(scale_name, np.uint8, (rows, columns // BLOCK))
         if plane is None:
             return MXTensor("mxint8", self.array(data_name, np.int8, shape), scale, "floor")
-        rule: Rule = "search" if self.metadata["rule"] == "search" else "floor"
-        return MXTensor("mxfp4", self.array(data_name, np.uint8, (rows, columns // 2)), scale, rule)
+        data = self.array(data_name, np.uint8, (rows, columns // 2))
+        return MXTensor("mxfp4", data, scale, self.metadata.rule)
 
     def _refusal(self, message: str) -> RefusedError:
         return RefusedError(f"{self._path}: {message}; export the model again")
@@ -197,8 +189,7 @@ class _OnnxModel:
 
 def _check_same_weights(base: _OnnxModel, full: _OnnxModel) -> None:
     """Refuse graphs of different exports: what both hold is stored once, so it must be the same."""
-    own = {"precision"}
-    if any(base.metadata[key] != full.metadata.get(key) for key in base.metadata.keys() - own):
+    if dataclasses.replace(base.metadata, precision="full") != full.metadata:
         raise RefusedError(
             "model.base.onnx and model.full.onnx are of different exports; export them together"
         )
@@ -208,8 +199,11 @@ def _check_same_weights(base: _OnnxModel, full: _OnnxModel) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise TransferError(f"cannot read {path}: {error.strerror}") from error
 
 
 # ---- sections ----
@@ -251,20 +245,21 @@ def _text_sections(model: _OnnxModel) -> dict[str, bytes]:
         json.loads(model.text(TOKENIZER_FILE)), json.loads(model.text(GENERATION_FILE))
     )
     sections = {"tokenizer": tokenizer_section(tokenizer)}
-    if TEMPLATE_FILE in model.files:
+    if TEMPLATE_FILE in model.metadata.files:
         sections["chat"] = chat_section(chat_pieces(model.text(TEMPLATE_FILE), tokenizer))
     return sections
 
 
 def _provenance(models: dict[str, _OnnxModel]) -> bytes:
-    base = models["target.base"]
+    metadata = models["target.base"].metadata
+    graphs = {MODEL_FILES[model.precision]: model.sha256 for model in models.values()}
+    tools = {name: version(name) for name in ("numpy", "onnx", "onnxruntime")}
     facts = {
-        "source": base.metadata["source"],
-        "source_sha256": base.metadata["source_sha256"],
-        "rule": base.metadata["rule"],
-        "recipe": json.loads(base.metadata["recipe"]),
-        "versions": {"mxdraft": __version__}
-        | {name: version(name) for name in ("numpy", "onnx", "onnxruntime")},
-        "sha256": base.files | {MODEL_FILES[model.precision]: model.sha256 for model in models.values()},
+        "source": metadata.source,
+        "source_sha256": metadata.source_sha256,
+        "rule": metadata.rule,
+        "recipe": metadata.recipe,
+        "versions": {"mxdraft": __version__, **tools},
+        "sha256": metadata.files | graphs,
     }
     return json.dumps(facts, indent=1, sort_keys=True).encode("ascii")

@@ -1,25 +1,25 @@
 """A trained base plane as a compact difference from its checkpoint; numpy only, no torch.
 
-Each trained element is entropy coded *given the teacher's weight*: the weight in grid units (weight / 2**exponent
-of the trained block) nearly tells the element, and how nearly is what the frequency tables say. Tensors of one
-kind (``self_attn.q_proj.weight`` of every layer) share a table and a stream. Exponents are stored as differences
-from rule ``search``; norm weights as they are.
+Each trained element is entropy coded *given the teacher's weight*: the weight in grid units (weight /
+2**exponent of the trained block) nearly tells the element, and how nearly is what the frequency tables say.
+Tensors of one kind (``self_attn.q_proj.weight`` of every layer) share a table and a stream. Exponents are
+stored as differences from rule ``search``; norm weights as they are.
 
-File, little-endian: magic; u32 length of the header; header (JSON, UTF-8); the sections whose lengths the header
-lists; SHA-256 of everything before. ``apply_delta`` refuses anything else, a checkpoint other than the one trained
-from, and a result that is not byte for byte what was written.
+File, little-endian: magic; u32 length of the header; header (JSON, UTF-8); the sections whose lengths the
+header lists; SHA-256 of everything before. ``apply_delta`` refuses anything else, a checkpoint other than
+the one trained from, and a result that is not byte for byte what was written.
 
-The coder is rANS (Duda 2013, arXiv 1311.2540), many states side by side so that numpy can step all of them at once.
+The coder is rANS (Duda 2013, arXiv 1311.2540), many states side by side so that numpy can step all of them
+at once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from mxdraft import mx
 from mxdraft.checkpoint import Checkpoint, expected_tensors
 from mxdraft.errors import RefusedError
+from mxdraft.files import replacing
 from mxdraft.mx import BLOCK, MXTensor
 
 _MAGIC = b"MXQDELT1"
@@ -44,7 +45,8 @@ _Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class TrainedBase:
-    """What training made of a checkpoint: the MXFP4 base plane of every linear, and the norms that go with it."""
+    """What training made of a checkpoint: the MXFP4 base plane of every linear, and the norms that go with
+    it."""
 
     planes: dict[str, MXTensor]
     norms: dict[str, NDArray[np.float32]]
@@ -77,12 +79,8 @@ def write_delta(path: Path, checkpoint: Checkpoint, trained: TrainedBase) -> Non
     }
     encoded = json.dumps(header).encode("utf-8")
     body = b"".join([_MAGIC, struct.pack("<I", len(encoded)), encoded, *sections])
-    partial = path.with_suffix(path.suffix + ".partial")
-    with partial.open("wb") as file:
+    with replacing(path) as file:
         file.write(body + hashlib.sha256(body).digest())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def apply_delta(path: Path, checkpoint: Checkpoint) -> TrainedBase:
@@ -101,7 +99,9 @@ def apply_delta(path: Path, checkpoint: Checkpoint) -> TrainedBase:
     except (ValueError, IndexError, zlib.error) as error:
         raise RefusedError(f"{path} does not decode: {error}") from error
     if _digest(checkpoint, trained) != header["result_sha256"]:
-        raise RefusedError(f"{path} decodes to other weights than were written; report this with your numpy version")
+        raise RefusedError(
+            f"{path} decodes to other weights than were written; report this with your numpy version"
+        )
     return trained
 
 
@@ -134,8 +134,10 @@ def _rebuild(checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any]
     kinds = _kinds(checkpoint)
     if len(sections) != len(kinds) + 2:
         raise ValueError(f"{len(sections)} sections, the model asks for {len(kinds) + 2}")
-    changes = np.frombuffer(zlib.decompress(sections[-2]), np.uint8)
-    norm_values = np.frombuffer(zlib.decompress(sections[-1]), "<f4").astype(np.float32)
+    blocks = sum(checkpoint.tensors[name].size // BLOCK for names in kinds.values() for name in names)
+    changes = np.frombuffer(_inflate(sections[-2], blocks), np.uint8)
+    norm_count = sum(checkpoint.tensors[name].size for name in _norms(checkpoint))
+    norm_values = np.frombuffer(_inflate(sections[-1], 4 * norm_count), "<f4").astype(np.float32)
     planes: dict[str, MXTensor] = {}
     for names, section in zip(kinds.values(), sections, strict=False):
         weights = [checkpoint.tensors[name] for name in names]
@@ -157,8 +159,6 @@ def _rebuild(checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any]
     norms = {}
     for name in _norms(checkpoint):
         norms[name], norm_values = _take(norm_values, checkpoint.tensors[name].shape)
-    if changes.size or norm_values.size:
-        raise ValueError("values are left over")
     return TrainedBase(planes, norms, meta)
 
 
@@ -188,8 +188,10 @@ def _digest(checkpoint: Checkpoint, trained: TrainedBase) -> str:
 
 
 def _context(weight: NDArray[np.float32], scale: _Bytes) -> tuple[_Bytes, NDArray[np.bool_]]:
-    """What the teacher's weight says about its trained element: size in 1/32 grid units, and sign. Exact, so that
-    every machine finds the same."""
+    """What the teacher's weight says about its trained element: size in 1/32 grid units, and sign.
+
+    Every step is exact, so every machine finds the same.
+    """
     if (scale == 255).any():
         raise ValueError("E8M0 scale 255 is NaN")
     blocks = np.abs(weight).reshape(*scale.shape, BLOCK)
@@ -204,15 +206,24 @@ def _take(values: NDArray[Any], shape: tuple[int, ...]) -> tuple[NDArray[Any], N
     return values[:count].reshape(shape), values[count:]
 
 
+def _inflate(section: bytes, size: int) -> bytes:
+    """Decompress a section that must hold exactly ``size`` bytes; never more is unpacked."""
+    inflater = zlib.decompressobj()
+    content = inflater.decompress(section, size + 1)
+    if len(content) != size or not inflater.eof or inflater.unused_data:
+        raise ValueError(f"a section does not hold {size} bytes")
+    return content
+
+
 def _frequencies(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Frequencies [contexts, symbols] that add up to 2**_PRECISION, at least 1 for what occurs."""
     total = np.maximum(counts.sum(1, keepdims=True), 1)
-    frequency = np.maximum((counts << _PRECISION) // total, counts > 0)
+    frequency: NDArray[np.int64] = np.maximum((counts << _PRECISION) // total, counts > 0)
     frequency[np.arange(len(counts)), counts.argmax(1)] += (1 << _PRECISION) - frequency.sum(1)
     return frequency
 
 
-def _steps(count: int) -> Iterable[slice]:
+def _steps(count: int) -> Iterator[slice]:
     return (slice(first, min(first + _LANES, count)) for first in range(0, count, _LANES))
 
 

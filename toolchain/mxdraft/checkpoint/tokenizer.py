@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,8 +71,7 @@ def check_tokenizer(spec: TokenizerSpec) -> None:
     """Raise RefusedError unless BPE over ``spec`` is well defined and can never make a control token."""
     count = len(spec.tokens)
     if len(set(spec.tokens)) != count:
-        seen: set[str] = set()
-        twice = next(t for t in spec.tokens if t in seen or seen.add(t))  # type: ignore[func-returns-value]
+        twice = Counter(spec.tokens).most_common(1)[0][0]
         raise RefusedError(f"tokenizer: token {twice!r} has two ids; every token must have one")
     ids = [*spec.special_ids, *spec.eos_ids, *([] if spec.bos_id is None else [spec.bos_id])]
     for i in ids:

@@ -28,6 +28,11 @@ COMMANDS = {
     "export": ("mxdraft.cli.bundle", "weights to ONNX"),
     "pack": ("mxdraft.cli.bundle", "ONNX to a bundle"),
     "inspect": ("mxdraft.cli.bundle", "list what a bundle holds"),
+    "evaluate": ("mxdraft.cli.evaluate", "measure a bundle against its teacher"),
+    "build": ("mxdraft.cli.deploy", "the C runtime for a target"),
+    "deploy": ("mxdraft.cli.deploy", "ship a bundle to devices, prove it there, switch"),
+    "rollback": ("mxdraft.cli.deploy", "switch a device back"),
+    "status": ("mxdraft.cli.deploy", "what is deployed on a device"),
 }
 
 

@@ -73,7 +73,7 @@ def read_text(text: str | None, path: str | None, stdin: str | None) -> bytes:
 class Interrupt:
     """Ctrl-C: ends the process with 130 at once, except that the first one inside ``deferred`` is only noted.
 
-    A thread reads the signals, because Python's own handlers wait until a running C call has returned.
+    Python's handler, which notes it, has to wait for a running C call; so a thread does the ending.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Interrupt:
         self._deferred = False
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
-        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGINT, self._note)
         signal.set_wakeup_fd(wakeup)
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -89,10 +89,14 @@ class Interrupt:
     def deferred(self) -> Iterator[None]:
         self._deferred = True
         yield
-        self._deferred = False
+        self._deferred = self.requested  # the thread may be late for a first Ctrl-C that is noted already
+
+    def _note(self, *_: object) -> None:
+        self.requested = True
 
     def _watch(self) -> None:
+        first = True
         while os.read(self._signals, 1):
-            if self.requested or not self._deferred:
+            if not (first and self._deferred):
                 os._exit(130)
-            self.requested = True
+            first = False

@@ -17,7 +17,7 @@ import onnx.numpy_helper
 import onnx.parser
 from numpy.typing import NDArray
 
-from mxdraft.mx import E2M1_VALUES
+from mxdraft.mx import ACTIVATION_TINY, E2M1_VALUES
 
 DOMAIN = "mxdraft"
 DOMAIN_VERSION = 1
@@ -35,21 +35,18 @@ _CONSTANTS: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {
     "e2m1_pairs": E2M1_VALUES[np.stack([_BYTE & 15, _BYTE >> 4], axis=-1)],  # both elements of a byte
     "e8m0": np.concatenate([_powers(-127, 127), _NAN]),
     "e8m0_64th": np.concatenate([_powers(-133, 121), _NAN]),
-    "activation_powers": _powers(-120, 127),
-    "lowest_power": _powers(-120, -120),
+    "tiny": np.array(ACTIVATION_TINY, np.float32),
+    "steps": np.array(127, np.float32),
     "zero": np.zeros((), np.float32),
-    "sixty_four": _powers(6, 6),
-    "low": np.array(-127, np.float32),
-    "high": np.array(127, np.float32),
     "last_axis": np.array([-1]),
     "rest": np.array([-1]),
     "rows_rest": np.array([0, -1]),
 }
 
 _BODIES = [
-    # The scale of a block is the largest power of two not above max|x|, found by comparison with the powers
-    # themselves: that is exact, as a float logarithm is not. NaN or Inf makes its whole block NaN.
-    """MXINT8QuantizeDequantize <block_size: int = 32> (X) => (Y) {
+    # mx.quantize_activations, multiplied out again. A block of (nearly) nothing gets scale 0, one with NaN or
+    # Inf becomes NaN as a whole.
+    """ActivationQuantizeDequantize <block_size: int = 32> (X) => (Y) {
         shape = Shape (X)
         leading = Shape <start = 0, end = -1> (X)
         size = Constant <value_int: int = @block_size> ()
@@ -58,16 +55,15 @@ _BODIES = [
         B = Reshape (X, blocked)
         magnitude = Abs (B)
         amax = ReduceMax <keepdims = 1> (magnitude, last_axis)
-        reached = GreaterOrEqual (amax, activation_powers)
-        candidates = Where (reached, activation_powers, lowest_power)
-        power = ReduceMax <keepdims = 1> (candidates, last_axis)
-        upscale = Div (sixty_four, power)
+        nothing = Less (amax, tiny)
+        per_step = Div (steps, amax)
+        upscale = Where (nothing, zero, per_step)
         scaled = Mul (B, upscale)
-        rounded = Round (scaled)
-        q = Clip (rounded, low, high)
-        nothing = Mul (B, zero)
-        fault = ReduceSum <keepdims = 1> (nothing, last_axis)
-        downscale = Div (power, sixty_four)
+        q = Round (scaled)
+        step = Div (amax, steps)
+        downscale = Where (nothing, zero, step)
+        zeros = Mul (B, zero)
+        fault = ReduceSum <keepdims = 1> (zeros, last_axis)
         scale = Add (downscale, fault)
         D = Mul (q, scale)
         Y = Reshape (D, shape)
@@ -97,13 +93,13 @@ _BODIES = [
         Y = Reshape (D, shape)
     }""",
     """MXFP4MatMul <block_size: int = 32> (X, W, S) => (Y) {
-        A = mxdraft.MXINT8QuantizeDequantize <block_size: int = @block_size> (X)
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
         B = mxdraft.MXFP4Dequantize (W, S)
         BT = Transpose <perm = [1, 0]> (B)
         Y = MatMul (A, BT)
     }""",
     """MXFP4ResidualMatMul <block_size: int = 32> (X, W, S, RW, RS) => (Y) {
-        A = mxdraft.MXINT8QuantizeDequantize <block_size: int = @block_size> (X)
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
         base = mxdraft.MXFP4Dequantize (W, S)
         residual = mxdraft.MXFP4Dequantize (RW, RS)
         B = Add (base, residual)
@@ -111,7 +107,7 @@ _BODIES = [
         Y = MatMul (A, BT)
     }""",
     """MXINT8MatMul <block_size: int = 32> (X, W, S) => (Y) {
-        A = mxdraft.MXINT8QuantizeDequantize <block_size: int = @block_size> (X)
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
         B = mxdraft.MXINT8Dequantize (W, S)
         BT = Transpose <perm = [1, 0]> (B)
         Y = MatMul (A, BT)

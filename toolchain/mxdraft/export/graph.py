@@ -1,15 +1,12 @@
 """Checkpoint to ONNX: quantizes the weights and builds the graphs.
 
 ``export_model`` writes ``model.base.onnx`` (base plane) and ``model.full.onnx`` (base + residual), whose
-weights lie in one ``model.onnx.data``, and beside them the files that Hugging Face tools and ``mxdraft pack``
-read: ``tokenizer.json``, ``generation_config.json`` (bos and eos) and ``chat_template.jinja``. Metadata of
-each graph: ``config`` (ModelConfig as JSON), ``precision``, ``rule``, ``recipe`` (what trained the base
-plane, as JSON, or null), ``source``, ``source_sha256``, ``mxdraft_version`` and ``files`` (name to SHA-256 of
-every other file, as JSON).
+weights lie in one ``model.onnx.data``, and beside them what Hugging Face's tools and ``mxdraft pack`` read:
+``tokenizer.json``, ``generation_config.json`` (bos and eos) and ``chat_template.jinja``.
 
 Initializers carry Hugging Face's names; a quantized tensor NAME is two of them, ``NAME.data`` and
 ``NAME.scale`` for MXINT8, ``NAME.base.data``, ``NAME.base.scale``, ``NAME.residual.data`` and
-``NAME.residual.scale`` for MXFP4.
+``NAME.residual.scale`` for MXFP4. The metadata entry ``mxdraft`` is a ``Metadata`` as JSON.
 
 Inputs: ``input_ids`` and ``position_ids`` int64 [batch, sequence], ``past_key_values.L.key`` and ``.value``
 f32 [batch, kv_heads, past, head_dim]. Outputs: ``logits`` f32 [batch, sequence, vocab], ``present.L.key`` and
@@ -22,8 +19,9 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
 import onnx
@@ -33,7 +31,7 @@ from onnx import TensorProto
 
 from mxdraft import __version__
 from mxdraft.checkpoint import Checkpoint, ModelConfig, tokenizer_json
-from mxdraft.errors import RefusedError
+from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.files import replacing
 from mxdraft.mx import MXTensor, Rule, dequantize, quantize
@@ -57,6 +55,30 @@ _DTYPES = {
 }
 
 
+@dataclass(frozen=True)
+class Metadata:
+    """What a graph says about itself. ``recipe``: of the training that made the base plane, None if there was
+    none; ``files``: SHA-256 of every other file of the export, by name."""
+
+    config: ModelConfig
+    precision: Precision
+    rule: Rule
+    recipe: dict[str, Any] | None
+    source: str
+    source_sha256: str
+    mxdraft_version: str
+    files: dict[str, str]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises ValueError, TypeError or KeyError if the text is none that ``to_json`` wrote."""
+        fields = json.loads(text)
+        return cls(**(fields | {"config": ModelConfig(**fields["config"])}))
+
+
 def initializer_names(name: str, plane: Plane | None) -> tuple[str, str]:
     """Where the data and the scales of a quantized tensor are; ``plane`` None: MXINT8."""
     prefix = name if plane is None else f"{name}.{plane}"
@@ -76,7 +98,10 @@ def export_model(
     to the checkpoint's weights. Raises RefusedError if a tensor cannot be quantized, TransferError if a file
     cannot be written.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TransferError(f"cannot make {directory}: {error.strerror}") from error
     with replacing(directory / DATA_FILE) as file:
         data = _DataFile(file)
         initializers = _store_weights(checkpoint, trained, rule, data)
@@ -85,20 +110,18 @@ def export_model(
         digests[name] = _write(directory / name, text.encode("utf-8"))
     paths: dict[Precision, Path] = {}
     for precision, name in MODEL_FILES.items():
-        model = build_model(checkpoint.config, precision, initializers[precision])
-        onnx.helper.set_model_props(
-            model,
-            {
-                "config": json.dumps(dataclasses.asdict(checkpoint.config)),
-                "precision": precision,
-                "rule": rule,
-                "recipe": json.dumps(None if trained is None else trained.meta),
-                "source": checkpoint.source,
-                "source_sha256": checkpoint.source_sha256,
-                "mxdraft_version": __version__,
-                "files": json.dumps(digests),
-            },
+        metadata = Metadata(
+            config=checkpoint.config,
+            precision=precision,
+            rule=rule,
+            recipe=None if trained is None else trained.meta,
+            source=checkpoint.source,
+            source_sha256=checkpoint.source_sha256,
+            mxdraft_version=__version__,
+            files=digests,
         )
+        model = build_model(checkpoint.config, precision, initializers[precision])
+        onnx.helper.set_model_props(model, {"mxdraft": metadata.to_json()})
         paths[precision] = directory / name
         _write(paths[precision], model.SerializeToString(deterministic=True))
         onnx.checker.check_model(str(paths[precision]), full_check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from mxdraft.checkpoint import ModelConfig
+from mxdraft.export.graph import Metadata
 
 
 class OnnxRunner:
@@ -25,7 +24,8 @@ class OnnxRunner:
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "65536")
         options.log_severity_level = 3  # it warns of every weight not folded
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        self.config = ModelConfig(**json.loads(self._session.get_modelmeta().custom_metadata_map["config"]))
+        properties = self._session.get_modelmeta().custom_metadata_map
+        self.config = Metadata.from_json(properties["mxdraft"]).config
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits [len(ids), vocab] after each of the tokens, in one pass without cache."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,10 @@ from mxdraft.qat.model import Llama
 
 
 def read_windows(path: Path, context: int, vocab: int) -> NDArray[np.int64]:
-    """Token ids [count, context] of a teacher-text file: its documents one after another, cut every ``context``.
+    """Token ids [count, context] of a teacher-text file (.npz with an array ``tokens``).
 
-    ``path`` is an .npz whose array ``tokens`` holds the ids. A window may span documents: teacher and student read
-    the same window, so what the student is asked for is still what the teacher says there.
+    The documents follow each other and are cut every ``context`` tokens. A window may span documents:
+    teacher and student read the same, so what the student is asked for is still what the teacher says there.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -28,19 +29,27 @@ def read_windows(path: Path, context: int, vocab: int) -> NDArray[np.int64]:
     if tokens.ndim != 1 or count == 0:
         raise RefusedError(f"{path}: {tokens.size} tokens do not fill a window of {context}")
     if tokens.min() < 0 or tokens.max() >= vocab:
-        raise RefusedError(f"{path}: token {tokens.max()} is outside the vocabulary of {vocab}; wrong tokenizer?")
+        raise RefusedError(
+            f"{path}: token {tokens.max()} is outside the vocabulary of {vocab}; wrong tokenizer?"
+        )
     return tokens[: count * context].reshape(count, context)
 
 
-def epoch_order(count: int, epoch: int, seed: int) -> NDArray[np.int64]:
-    """The order of the windows in an epoch: a function of its arguments alone, so a resumed run sees the same."""
-    return np.random.default_rng((seed, epoch)).permutation(count)
+def repetition(window: NDArray[np.int64]) -> float:
+    """Share of a window's 4-grams that occurred before in it: small models loop, and loops teach little."""
+    grams = np.lib.stride_tricks.sliding_window_view(window, 4)
+    return 1 - len(np.unique(grams, axis=0)) / len(grams)
+
+
+def epoch_order(windows: NDArray[np.int64], epoch: int, seed: int) -> NDArray[np.int64]:
+    """``windows`` in the order of an epoch: a function of its arguments alone, for exact resume."""
+    return np.asarray(np.random.default_rng((seed, epoch)).permutation(windows))
 
 
 class Teacher:
     """The teacher's final hidden states, kept in a file (f16) so that each window is computed once.
 
-    They are all that distillation needs: its logits are one product with the head that student and teacher share.
+    Distillation needs no more: the logits are one product with the head that student and teacher share.
     """
 
     def __init__(self, model: Llama, windows: NDArray[np.int64], cache: Path) -> None:
@@ -51,8 +60,8 @@ class Teacher:
         self.known = _open_array(cache.with_suffix(".known.npy"), (len(windows),), np.bool_)
 
     def hidden(self, index: NDArray[np.int64]) -> Tensor:
-        """States [B, T, hidden] of windows ``index`` [B]; always as the file holds them, cached before or not."""
-        for i in index[~self.known[index]]:
+        """States [B, T, hidden] of windows ``index`` [B], rounded as the file holds them even if new."""
+        for i in index[np.logical_not(self.known[index])]:
             with torch.no_grad():
                 tokens = torch.from_numpy(self.windows[i : i + 1]).to(self.model.head.device)
                 self.states[i] = self.model(tokens)[0].cpu().numpy()
@@ -60,10 +69,12 @@ class Teacher:
         return torch.from_numpy(self.states[index].astype(np.float32))
 
 
-def _open_array(path: Path, shape: tuple[int, ...], dtype: type) -> NDArray[np.generic]:
+def _open_array(path: Path, shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
     if path.exists():
         array = np.lib.format.open_memmap(path, mode="r+")
         if array.shape != shape or array.dtype != dtype:
-            raise RefusedError(f"{path} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}; remove it")
+            raise RefusedError(
+                f"{path} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}; remove it"
+            )
         return array
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)

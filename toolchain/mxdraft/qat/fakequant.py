@@ -1,8 +1,8 @@
 """MXFP4 weights and MXINT8 activations in torch with straight-through gradients.
 
-Speed asks for torch here; ``mxdraft.mx`` stays the definition, and tests/test_qat.py holds every value made here
-equal to it. A trainable weight is held in *grid units*: ``latent = weight / 2**exponent`` of its block, with
-frozen exponents, so that one learning rate moves every block by the same share of its grid.
+Speed asks for torch here; ``mxdraft.mx`` stays the definition, and tests/test_qat.py holds every value made
+here equal to it. A trainable weight is held in *grid units*: ``latent = weight / 2**exponent`` of its
+block, with frozen exponents, so that one learning rate moves every block by the same share of its grid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _SNAP = 1.5 * 2.0**23  # x + s * _SNAP - s * _SNAP rounds x to a multiple of s, 
 def round_e2m1(x: Tensor) -> Tensor:
     """The nearest E2M1 values (ties to even mantissa, saturating at 6) of a float32 tensor."""
     x = x.clamp(-6, 6)
-    # E2M1 steps by .5 below 2, then by 1 up to 4 and by 2 up to 6: half the power of two not above max(|x|, 1).
+    # E2M1 steps by .5 below 2, then by 1 up to 4 and by 2 up to 6: half the power of
+    # two not above max(|x|, 1).
     snap = x.abs().clamp_(min=1)
     snap.view(torch.int32).bitwise_and_(_POWER_OF_TWO)
     snap *= _SNAP / 2
@@ -59,7 +60,7 @@ class _FakeQuantMXINT8(torch.autograd.Function):
 
 def fake_quant_mxint8(x: Tensor) -> Tensor:
     """Quantize and dequantize along the last axis (a multiple of 32); the gradient is the identity."""
-    return cast(Tensor, _FakeQuantMXINT8.apply(x))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _FakeQuantMXINT8.apply(x))
 
 
 class MXLinear(nn.Module):
@@ -84,7 +85,7 @@ class MXLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.scale is None:
             return F.linear(x, self.weight)
-        weight = _FakeQuantMXFP4.apply(self.weight, self.scale)  # type: ignore[no-untyped-call]
+        weight = _FakeQuantMXFP4.apply(self.weight, self.scale)
         return F.linear(x, weight)
 
     def mx(self) -> MXTensor:
@@ -93,7 +94,9 @@ class MXLinear(nn.Module):
             raise ValueError("this layer does not read its weight through MXFP4")
         value = round_e2m1(self.weight.detach()).cpu().numpy()
         doubled = (np.abs(value) * 2).astype(np.int64)
-        code = np.searchsorted([0, 1, 2, 3, 4, 6, 8, 12], doubled).astype(np.uint8) | (value < 0) * np.uint8(8)
+        code = np.searchsorted([0, 1, 2, 3, 4, 6, 8, 12], doubled).astype(np.uint8) | (value < 0) * np.uint8(
+            8
+        )
         exponent = np.frexp(self.scale.cpu().numpy())[1] - 1
         packed = (code[:, 0::2] | (code[:, 1::2] << 4)).astype(np.uint8)
         return MXTensor("mxfp4", packed, (exponent + 127).astype(np.uint8), "search")

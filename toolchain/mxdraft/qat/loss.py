@@ -18,7 +18,8 @@ class _Distill(torch.autograd.Function):
     def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
         total = student.new_zeros(())
         gradient = torch.empty_like(student)
-        for rows in torch.arange(len(student), device=student.device).split(_CHUNK):
+        for first in range(0, len(student), _CHUNK):
+            rows = slice(first, first + _CHUNK)
             wanted = torch.log_softmax(teacher[rows] @ head.T, -1)
             given = torch.log_softmax(student[rows] @ head.T, -1)
             probability = wanted.exp()
@@ -36,10 +37,10 @@ class _Distill(torch.autograd.Function):
 def distillation_loss(student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
     """Mean over positions of KL(teacher ‖ student) in nat.
 
-    ``student``, ``teacher``: final hidden states [n, hidden]; ``head`` [vocab, hidden] turns both into logits.
-    Only the student receives a gradient.
+    ``student``, ``teacher``: final hidden states [n, hidden]; ``head`` [vocab, hidden] turns both into
+    logits. Only the student receives a gradient.
     """
-    return cast(Tensor, _Distill.apply(student, teacher, head))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Distill.apply(student, teacher, head))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A plain Llama in torch whose linear layers can read their weights through MXFP4 (docs/arithmetic.md, "Layer")."""
+"""A plain Llama in torch whose linear layers can read their weights through MXFP4."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        y = F.scaled_dot_product_attention(_rotate(q, rope), _rotate(k, rope), v, is_causal=True, enable_gqa=True)
+        y = F.scaled_dot_product_attention(
+            _rotate(q, rope), _rotate(k, rope), v, is_causal=True, enable_gqa=True
+        )
         return cast(Tensor, self.o_proj(quantize(y.transpose(1, 2).flatten(2))))
 
 
@@ -83,20 +85,23 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """Everything of a causal language model but the last product: tokens to normed hidden states.
 
-    Parameters are named as Hugging Face names them. ``embedding`` and ``head`` [vocab, hidden] are frozen, already
-    rounded to MXINT8 as in the bundle, and shared with the teacher. With ``int8_activations`` every matrix product
-    reads MXINT8 rows, as the runtime does.
+    Parameters are named as Hugging Face names them. ``embedding`` and ``head`` [vocab, hidden] are frozen,
+    already rounded to MXINT8 as in the bundle, and shared with the teacher. With ``int8_activations`` every
+    matrix product reads MXINT8 rows, as the runtime does.
     """
 
     embedding: Tensor
     head: Tensor
+    frequency: Tensor
 
     def __init__(self, checkpoint: Checkpoint, int8_activations: bool = False) -> None:
         super().__init__()
         config = checkpoint.config
         self.quantize: Quantizer = fake_quant_mxint8 if int8_activations else _identity
         self.model = Decoder(config)
-        frequency = config.rope_theta ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+        frequency = config.rope_theta ** (
+            -torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        )
         self.register_buffer("frequency", frequency, persistent=False)
         embedding = _through_mxint8(checkpoint, "model.embed_tokens.weight")
         head = embedding if config.tied else _through_mxint8(checkpoint, "lm_head.weight")
@@ -109,7 +114,8 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Hidden states [B, T, hidden], as the head reads them, of int64 tokens [B, T]."""
         x = F.embedding(tokens, self.embedding)
-        angle = torch.outer(torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64), self.frequency)
+        position = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float64)
+        angle = torch.outer(position, self.frequency)
         rope = angle.cos().float(), angle.sin().float()
         for layer in self.model.layers:
             x = layer(x, rope, self.quantize)

@@ -12,11 +12,12 @@ from mxdraft.errors import UsageError
 
 @dataclass(frozen=True)
 class Recipe:
-    """One QAT run of a target. Rates for linear weights are in grid units (fakequant.py), for norms absolute."""
+    """One QAT run of a target. ``lr`` is in grid units (fakequant.py), ``norm_lr`` absolute."""
 
     text: str  # teacher text (.npz), relative to the recipe
     context: int  # tokens a window
     held_out: int  # windows at the end of the text that never train
+    max_repetition: float  # windows whose share of repeated 4-grams is larger do not train
     start: Literal["round", "compensate"]
     calibration: int  # windows that ``compensate`` looks at
     int8_activations: bool
@@ -31,7 +32,9 @@ class Recipe:
     beta2: float
     gradient_clip: float  # largest norm of the whole gradient
     latent_clip: float  # largest magnitude of a latent
-    dampen: float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
+    dampen: (
+        float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
+    )
     seed: int
     log_every: int
     evaluate_every: int

@@ -1,12 +1,13 @@
 """Where quantization-aware training starts: the teacher's weights as they are, or error-compensated (GPTQ).
 
-GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds a weight matrix column by column and lets the columns still to
-come make up for each error, as the layer's own inputs see it. The compensated values *before* rounding are latents
-whose rounding is GPTQ's, which is what straight-through training wants to begin with.
+GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds a weight matrix column by column and lets the columns
+still to come make up for each error, as the layer's own inputs see it. The compensated values *before*
+rounding are latents whose rounding is GPTQ's, which is what straight-through training wants to begin with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import numpy as np
@@ -23,21 +24,22 @@ _DAMPING = 0.01  # of the mean diagonal, added to it: GPTQ's usual value
 _GROUP = 64  # columns whose corrections are applied to the rest in one product
 
 
-def start_quantized(model: Llama, start: Start, tokens: Tensor) -> None:
-    """Make every linear layer of ``model`` read MXFP4, in order of execution.
+def start_quantized(model: Llama, start: Start, tokens: Tensor, names: Collection[str] | None = None) -> None:
+    """Make the linear layers of ``model`` read MXFP4, in order of execution; only weights ``names`` if given.
 
-    With ``compensate`` each layer is rounded against its inputs for ``tokens`` [B, T] as the layers before it,
-    already quantized, produce them.
+    With ``compensate`` each layer is rounded against its inputs for ``tokens`` [B, T] as the layers before
+    it, already quantized, produce them.
     """
+    linears = [linear for name, linear in model.linears().items() if names is None or name in names]
     if start == "round":
-        for linear in model.linears().values():
+        for linear in linears:
             _start_rounded(linear)
         return
 
     def before_forward(linear: MXLinear, inputs: tuple[Tensor]) -> None:
         _start_compensated(linear, inputs[0].flatten(0, -2))
 
-    hooks = [linear.register_forward_pre_hook(before_forward) for linear in model.linears().values()]
+    hooks = [linear.register_forward_pre_hook(before_forward) for linear in linears]
     with torch.no_grad():
         model(tokens)
     for hook in hooks:
@@ -53,8 +55,8 @@ def search_scale(weight: Tensor) -> Tensor:
 def compensate(weight: Tensor, inputs: Tensor, scale: Tensor) -> Tensor:
     """Latents [out, in] whose rounding nearly minimizes ‖inputs (weight − rounded)ᵀ‖; inputs [n, in].
 
-    Columns go from the strongest input to the weakest, so that the errors that matter most find the most columns
-    left to correct them. Raises torch.linalg.LinAlgError if the inputs hold NaN or Inf.
+    Columns go from the strongest input to the weakest, so that the errors that matter most find the most
+    columns left to correct them. Raises torch.linalg.LinAlgError if the inputs hold NaN or Inf.
     """
     rows, columns = weight.shape
     hessian = inputs.T @ inputs

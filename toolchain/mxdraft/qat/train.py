@@ -11,27 +11,40 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, distributed
 from torch.utils.tensorboard import SummaryWriter
 
 from mxdraft.checkpoint import Checkpoint
 from mxdraft.errors import RefusedError, UsageError
-from mxdraft.qat.data import Teacher, epoch_order, read_windows
+from mxdraft.files import replacing
+from mxdraft.qat.data import Teacher, epoch_order, read_windows, repetition
+from mxdraft.qat.export import trained_base
 from mxdraft.qat.fakequant import round_e2m1
 from mxdraft.qat.loss import Quality, distillation_loss, measure_quality
 from mxdraft.qat.model import Llama
-from mxdraft.qat.recipe import Recipe
+from mxdraft.qat.recipe import Recipe, read_recipe
 from mxdraft.qat.start import start_quantized
+from mxdraft.qat_delta import TrainedBase, write_delta
 
 CHECKPOINT = "checkpoint.pt"
+
+
+def train_target(recipe: Path, checkpoint: Checkpoint, directory: Path, delta: Path) -> None:
+    """Train by the file ``recipe``, from where the run in ``directory`` stands; write the result to ``delta``."""
+    settings = read_recipe(recipe)
+    trainer = Trainer(settings, recipe.parent / settings.text, checkpoint, directory)
+    trainer.run()
+    if trainer.rank == 0:
+        write_delta(delta, checkpoint, trainer.trained_base())
 
 
 class Trainer:
     """A run in ``directory``: teacher cache, checkpoint, TensorBoard log.
 
-    Everything a step depends on is in the checkpoint or a function of the recipe and the step, so a resumed run
-    has the same weights as an uninterrupted one. Under torchrun each process takes its share of every batch.
+    Everything a step depends on is in the checkpoint or a function of the recipe and the step, so a resumed
+    run has the same weights as an uninterrupted one. Under torchrun each process takes its share of a batch.
     """
 
     def __init__(self, recipe: Recipe, text: Path, checkpoint: Checkpoint, directory: Path) -> None:
@@ -40,12 +53,18 @@ class Trainer:
         directory.mkdir(parents=True, exist_ok=True)
         self.rank, self.processes = _join_processes()
         if recipe.batch % self.processes:
-            raise UsageError(f"a batch of {recipe.batch} windows does not split over {self.processes} processes")
-        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+            raise UsageError(
+                f"a batch of {recipe.batch} windows does not split over {self.processes} processes"
+            )
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         windows = read_windows(text, recipe.context, checkpoint.config.vocab)
-        self.trained = len(windows) - recipe.held_out
-        if self.trained < max(recipe.batch, recipe.calibration):
-            raise UsageError(f"{text}: {len(windows)} windows are too few for this recipe")
+        self.held_out = np.arange(len(windows))[-recipe.held_out :]
+        varied = [
+            i for i, w in enumerate(windows[: -recipe.held_out]) if repetition(w) <= recipe.max_repetition
+        ]
+        self.trained = np.array(varied, np.int64)
+        if len(varied) < recipe.batch or len(windows) < recipe.held_out + recipe.calibration:
+            raise UsageError(f"{text}: {len(windows)} windows, {len(varied)} of them to train, are too few")
         self.windows = windows
         teacher = Llama(checkpoint).to(self.device).requires_grad_(False)
         self.teacher = Teacher(teacher, windows, directory / f"teacher-{self.rank}.npy")
@@ -64,16 +83,20 @@ class Trainer:
         if (directory / CHECKPOINT).exists():
             self._load()
         else:
-            order = epoch_order(self.trained, 0, recipe.seed)
+            # Repetitive windows too may calibrate: these inputs shall be what the model meets.
+            order = epoch_order(np.arange(len(windows) - recipe.held_out), 0, recipe.seed)
             tokens = torch.from_numpy(windows[order[-recipe.calibration :]]).to(self.device)
             start_quantized(self.student, recipe.start, tokens)
+            if self.processes > 1:  # unlike machines may compensate unlike
+                for tensor in self.student.state_dict().values():
+                    distributed.broadcast(tensor, 0)
 
     def run(self) -> None:
         """Train to the recipe's last step; log, evaluate and keep checkpoints on the way."""
         recipe = self.recipe
         log = SummaryWriter(str(self.directory / "log"), purge_step=self.step) if self.rank == 0 else None
         columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, disable=self.rank != 0) as progress:
+        with Progress(*columns, console=Console(stderr=True), disable=self.rank != 0) as progress:
             task = progress.add_task("", total=recipe.steps, completed=self.step)
             while self.step < recipe.steps:
                 loss, gradient = self.advance()
@@ -107,13 +130,15 @@ class Trainer:
             hidden = self.student(tokens)
         loss = distillation_loss(hidden.float().flatten(0, 1), wanted.flatten(0, 1), self.student.head)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         loss = loss.detach()
         if self.processes > 1:
             for tensor in (loss, *(p.grad for p in self.student.parameters() if p.grad is not None)):
                 distributed.all_reduce(tensor)
                 tensor /= self.processes
-        norm = torch.nn.utils.clip_grad_norm_(self.student.parameters(), recipe.gradient_clip, error_if_nonfinite=True)
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.student.parameters(), recipe.gradient_clip, error_if_nonfinite=True
+        )
         rate = recipe.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["peak"]
@@ -129,11 +154,16 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> Quality:
         """Student against teacher on the windows held out."""
-        index = np.arange(self.trained, len(self.windows))
-        tokens = torch.from_numpy(self.windows[index]).to(self.device)
-        wanted = self.teacher.hidden(index).to(self.device)
+        tokens = torch.from_numpy(self.windows[self.held_out]).to(self.device)
+        wanted = self.teacher.hidden(self.held_out).to(self.device)
         hidden = torch.cat([self.student(window[None]) for window in tokens])
         return measure_quality(hidden, wanted, self.student.head, tokens)
+
+    def trained_base(self) -> TrainedBase:
+        """What the student has become, with the recipe, the steps taken and the quality on the held-out
+        windows."""
+        meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": asdict(self.evaluate())}
+        return trained_base(self.student, meta)
 
     @torch.no_grad()
     def weight_statistics(self) -> dict[str, float]:
@@ -144,7 +174,9 @@ class Trainer:
         count = sum(m.weight.numel() for m in linears)
         shares = {"clipped": sum(int((m.weight.abs() > 7).sum()) for m in linears) / count}
         if len(self.codes) > 1:
-            shares["changed"] = sum(int((a != b).sum()) for a, b in zip(*self.codes[-2:], strict=True)) / count
+            shares["changed"] = (
+                sum(int((a != b).sum()) for a, b in zip(*self.codes[-2:], strict=True)) / count
+            )
         if len(self.codes) > 2:
             triples = zip(*self.codes, strict=True)
             shares["oscillating"] = sum(int(((a == c) & (a != b)).sum()) for a, b, c in triples) / count
@@ -159,12 +191,8 @@ class Trainer:
             "student": self.student.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
-        partial = self.directory / (CHECKPOINT + ".partial")
-        with partial.open("wb") as file:
+        with replacing(self.directory / CHECKPOINT) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.directory / CHECKPOINT)
 
     def _load(self) -> None:
         path = self.directory / CHECKPOINT
@@ -174,10 +202,12 @@ class Trainer:
             self.optimizer.load_state_dict(state["optimizer"])
             self.step = state["step"]
         except (OSError, RuntimeError, KeyError, ValueError) as error:
-            raise RefusedError(f"{path} does not continue this run: {error}; remove it to start anew") from error
+            raise RefusedError(
+                f"{path} does not continue this run: {error}; remove it to start anew"
+            ) from error
 
     def _batch(self, step: int) -> NDArray[np.int64]:
-        per_epoch = self.trained // self.recipe.batch
+        per_epoch = len(self.trained) // self.recipe.batch
         epoch, place = divmod(step, per_epoch)
         first = place * self.recipe.batch
         return epoch_order(self.trained, epoch, self.recipe.seed)[first : first + self.recipe.batch]

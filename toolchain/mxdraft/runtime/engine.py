@@ -80,31 +80,46 @@ class Verification(NamedTuple):
     message: str
 
 
-class _Handle:
-    """One C object. ``_box`` is the ``mxd_… **`` that the library's close function takes and sets to NULL."""
+class _Resource:
+    """One C object and those opened from it. Apart from the Python objects, so that it can be closed in the
+    right order whatever order they are collected in."""
 
-    def __init__(self, box: Any, close: Any) -> None:
-        self._box = box
-        self._children: weakref.WeakSet[_Handle] = weakref.WeakSet()
-        # finalize also runs at interpreter exit, youngest object first: children before parents. Until then a
-        # child's reference to its parent keeps the parent open.
-        self._finalize = weakref.finalize(self, close, box)
+    def __init__(self, box: Any, close: Any, parent: _Resource | None) -> None:
+        self.box = box  # the ``mxd_… **`` that the library's close function takes and sets to NULL
+        self._close = close
+        self._parent = parent
+        self._children: set[_Resource] = set()
+        if parent is not None:
+            parent._children.add(self)
+
+    def close(self) -> None:
+        for child in list(self._children):
+            child.close()
+        self._close(self.box)
+        if self._parent is not None:
+            self._parent._children.discard(self)
+
+
+class _Handle:
+    """A Python object that owns a resource until it is closed, collected, or the interpreter exits."""
+
+    def __init__(self, box: Any, close: Any, parent: _Handle | None = None) -> None:
+        self._resource: _Resource = _Resource(box, close, None if parent is None else parent._resource)
+        self._finalize = weakref.finalize(self, self._resource.close)
 
     @property
     def _pointer(self) -> Any:
-        if not self._finalize.alive:
+        if self.closed:
             raise ValueError(f"this {type(self).__name__} is closed")
-        return self._box[0]
+        return self._resource.box[0]
 
     def close(self) -> None:
         """Close this object and everything opened from it. Closing again does nothing."""
-        for child in list(self._children):
-            child.close()
         self._finalize()
 
     @property
     def closed(self) -> bool:
-        return not self._finalize.alive
+        return bool(self._resource.box[0] == load().ffi.NULL)
 
     def __enter__(self) -> Self:
         self._pointer  # noqa: B018  (raises if closed)
@@ -226,9 +241,8 @@ class Engine(_Handle):
         options = _options(ctx, threads, precision, max_seqs, max_rows)
         box = library.ffi.new("mxd_engine **")
         library.call(library.lib.mxd_engine_open, model._pointer, options, box)
-        super().__init__(box, library.lib.mxd_engine_close)
-        self.model = model
-        model._children.add(self)
+        super().__init__(box, library.lib.mxd_engine_close, model)
+        self.model = model  # keeps it open
 
     @property
     def plan(self) -> Plan:
@@ -293,9 +307,8 @@ class Sequence(_Handle):
         sampling.stop_count = len(stops)
         box = ffi.new("mxd_seq **")
         library.call(library.lib.mxd_seq_open, engine._pointer, sampling, box)
-        super().__init__(box, library.lib.mxd_seq_close)
-        self.engine = engine
-        engine._children.add(self)
+        super().__init__(box, library.lib.mxd_seq_close, engine)
+        self.engine = engine  # keeps it open
 
     def prompt(self, ids: Iterable[int]) -> None:
         """Queue tokens; clears a stop and restarts ``max_tokens`` and the statistics.

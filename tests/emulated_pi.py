@@ -1,0 +1,212 @@
+"""A Raspberry Pi to deploy to: qemu-system-aarch64, a Debian arm64 kernel, busybox and a real SSH server.
+
+``python tests/emulated_pi.py`` makes the image from Debian packages, once, in build/emulated-pi/;
+``EmulatedPi`` boots it. Its disk is its memory, so every boot is a fresh board. Needs a Debian-like host with
+qemu-system-arm, cpio and openssh-client.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+IMAGE = Path(__file__).resolve().parents[1] / "build" / "emulated-pi"
+TOOLS = ("apt-get", "apt-cache", "dpkg", "cpio", "qemu-system-aarch64", "ssh", "ssh-keygen")
+PACKAGES = (
+    *("busybox-static", "dropbear-bin", "libc6", "libcrypt1"),
+    *("libgmp10", "libtomcrypt1", "libtommath1", "zlib1g"),
+)
+# In the order in which the kernel has to be given them.
+MODULES = ("virtio_mmio", "failover", "net_failover", "virtio_net")
+
+INIT = """#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /tmp /run
+mount -t devpts pts /dev/pts
+for module in {modules}; do insmod /modules/$module.ko; done
+ip link set lo up
+ip link set eth0 up
+ip addr add 10.0.2.15/24 dev eth0
+dropbear -R -s -E
+while :; do sleep 1000; done
+"""
+ACCOUNTS = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
+    "etc/group": "root:x:0:\n",
+    "etc/shadow": "root:*:19000::::::\n",
+    "etc/shells": "/bin/sh\n",
+}
+
+
+def missing_tools() -> list[str]:
+    return [tool for tool in TOOLS if shutil.which(tool) is None]
+
+
+def make_image() -> None:
+    """Download the packages (60 MB) and put kernel, initramfs and a key pair into IMAGE."""
+    if (IMAGE / "initrd.gz").exists():
+        return
+    if missing_tools():
+        sys.exit(
+            f"emulated-pi: missing {', '.join(missing_tools())}: install qemu-system-arm cpio openssh-client"
+        )
+    shutil.rmtree(IMAGE, ignore_errors=True)
+    packages = _download(IMAGE / "packages")
+    unpacked = IMAGE / "unpacked"
+    for package in packages:
+        subprocess.run(["dpkg", "-x", package, unpacked], check=True)
+    (kernel,) = (unpacked / "boot").glob("vmlinuz-*")
+    kernel.replace(IMAGE / "vmlinuz")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", IMAGE / "key"], check=True)
+    _make_root(unpacked, IMAGE / "root")
+    names = subprocess.run(["find", "."], cwd=IMAGE / "root", check=True, capture_output=True).stdout
+    archive = subprocess.run(
+        ["cpio", "--quiet", "-o", "-H", "newc", "-R", "0:0"],
+        cwd=IMAGE / "root",
+        input=names,
+        check=True,
+        capture_output=True,
+    ).stdout
+    (IMAGE / "initrd.part").write_bytes(gzip.compress(archive, 1))
+    for folder in ("packages", "unpacked", "root"):
+        shutil.rmtree(IMAGE / folder)
+    (IMAGE / "initrd.part").replace(IMAGE / "initrd.gz")
+
+
+def _download(folder: Path) -> list[Path]:
+    """Packages for arm64, by an apt whose state is apart from the host's."""
+    for part in ("state/lists/partial", "cache/archives/partial", "debs"):
+        (folder / part).mkdir(parents=True)
+    (folder / "status").touch()
+    settings = {
+        "APT::Architecture": "arm64",
+        "APT::Architectures::": "arm64",
+        "APT::Sandbox::User": "root",
+        "Dir::State": folder / "state",
+        "Dir::Cache": folder / "cache",
+        "Dir::State::status": folder / "status",
+    }
+    options = [argument for key, value in settings.items() for argument in ("-o", f"{key}={value}")]
+    subprocess.run(["apt-get", "-qq", *options, "update"], check=True)
+    depends = subprocess.run(
+        ["apt-cache", *options, "depends", "linux-image-arm64"],
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+    ).stdout
+    kernel = re.findall(r"Depends: (linux-image-\S+)", depends)
+    subprocess.run(
+        ["apt-get", "-qq", *options, "download", *kernel, *PACKAGES], cwd=folder / "debs", check=True
+    )
+    return sorted((folder / "debs").glob("*.deb"))
+
+
+def _make_root(unpacked: Path, root: Path) -> None:
+    for folder in (
+        "bin",
+        "lib",
+        "modules",
+        "proc",
+        "sys",
+        "dev",
+        "etc/dropbear",
+        "root/.ssh",
+        "home/pi/.ssh",
+        "tmp",
+    ):
+        (root / folder).mkdir(parents=True)
+    shutil.copy2(unpacked / "bin/busybox", root / "bin/busybox")
+    shutil.copy2(unpacked / "usr/sbin/dropbear", root / "bin/dropbear")
+    for library in unpacked.rglob("*.so*"):
+        if library.parent.name == "aarch64-linux-gnu" or library.parent == unpacked / "lib":
+            shutil.copy2(library, root / "lib" / library.name)
+    for module in MODULES:
+        (found,) = unpacked.rglob(f"{module}.ko")
+        shutil.copy2(found, root / "modules" / found.name)
+    for name, text in ACCOUNTS.items():
+        (root / name).write_text(text, encoding="utf-8")
+    (root / "init").write_text(INIT.format(modules=" ".join(MODULES)), encoding="utf-8")
+    (root / "init").chmod(0o755)
+    keys = root / "root/.ssh/authorized_keys"
+    shutil.copy2(IMAGE / "key.pub", keys)
+    for path, mode in ((keys.parent, 0o700), (keys, 0o600), (root / "root", 0o700)):
+        path.chmod(mode)
+
+
+class EmulatedPi:
+    """A running board. ``environment`` is what makes ``ssh`` know it as host ``emulated-pi``."""
+
+    def __init__(self, folder: Path, cpu: str = "cortex-a53", memory_mib: int = 1024) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.log = folder / "serial.log"
+        self._config = folder / "ssh_config"
+        self._config.write_text(
+            f"Host emulated-pi\n HostName 127.0.0.1\n Port {port}\n User root\n IdentityFile {IMAGE}/key\n"
+            f" IdentitiesOnly yes\n StrictHostKeyChecking accept-new\n UserKnownHostsFile {folder}/known_hosts\n"
+            " Ciphers chacha20-poly1305@openssh.com\n LogLevel ERROR\n",
+            encoding="utf-8",
+        )
+        # OpenSSH reads its configuration from the account's home, whatever $HOME says; so put an ssh in front.
+        wrapper = folder / "bin" / "ssh"
+        wrapper.parent.mkdir()
+        wrapper.write_text(
+            f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self._config} "$@"\n', encoding="utf-8"
+        )
+        wrapper.chmod(0o755)
+        self.environment = {"PATH": f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"}
+        self._command = [
+            *("qemu-system-aarch64", "-M", "virt", "-cpu", cpu, "-smp", "2", "-m", str(memory_mib)),
+            *("-kernel", str(IMAGE / "vmlinuz"), "-initrd", str(IMAGE / "initrd.gz")),
+            *("-append", "console=ttyAMA0 quiet rdinit=/init", "-nographic", "-monitor", "none"),
+            *("-serial", f"file:{self.log}", "-device", "virtio-net-device,netdev=n0"),
+            *("-netdev", f"user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"),
+        ]
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + 180
+        while self.ssh("true").returncode:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                raise RuntimeError(
+                    f"the board does not answer; its console: {self.log.read_text(errors='replace')}"
+                )
+            time.sleep(1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def ssh(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a shell command on the board."""
+        return subprocess.run(
+            ["ssh", "-o", "ConnectTimeout=10", "emulated-pi", command],
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            check=False,
+        )
+
+
+if __name__ == "__main__":
+    make_image()
+    print(IMAGE)

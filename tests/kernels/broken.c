@@ -1,0 +1,90 @@
+/* Kernels that are wrong on purpose, one mistake each. */
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+
+#include "harness.h"
+
+static mxd_kernels ref;
+
+/* The sum of the last block is off by one. */
+static void mxd_quantize_broken(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
+    ref.quantize(x, ldx, rows, k, out);
+    out->sum[rows * (k / 32) - 1]++;
+}
+
+/* One bit of one output, and only of 17 rows and two planes. */
+static void mxd_matmul_mxfp4_broken(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                    const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    ref.matmul_mxfp4(base, residual, nblocks, ntiles, x, rows, y, ldy);
+    if (residual && rows == 17) {
+        uint32_t bits;
+        memcpy(&bits, y + 16 * ldy, 4);
+        bits ^= 1;
+        memcpy(y + 16 * ldy, &bits, 4);
+    }
+}
+
+/* Writes between the rows. */
+static void mxd_matmul_mxint8_broken(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                     const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    ref.matmul_mxint8(base, residual, nblocks, ntiles, x, rows, y, ldy);
+    if (rows > 1 && ldy > 16 * ntiles) y[16 * ntiles] = 0;
+}
+
+/* The output is right, the returned sum is not. */
+static float mxd_rmsnorm_broken(const float *x, const float *w, size_t n, float eps, float *y) {
+    return nextafterf(ref.rmsnorm(x, w, n, eps, y), 0);
+}
+
+/* Writes to an input. */
+static void mxd_rope_broken(float *x, const float *c, const float *s, size_t d) {
+    ref.rope(x, c, s, d);
+    *(float *)c = 0;
+}
+
+/* Leaves the last output as it was. */
+static void mxd_attention_broken(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                                 float *scores, float *out) {
+    float last = out[d - 1];
+    ref.attention(q, k, v, n, d, scale, scores, out);
+    if (n == 33) out[d - 1] = last;
+}
+
+/* Reads before the beginning. */
+static void mxd_silu_mul_broken(const float *gate, const float *up, size_t n, float *out) {
+    (void)*(const volatile float *)(gate - 1);
+    ref.silu_mul(gate, up, n, out);
+}
+
+/* Reads behind the end. */
+static void mxd_add_broken(float *x, const float *y, size_t n) {
+    (void)*(const volatile float *)(y + n);
+    ref.add(x, y, n);
+}
+
+/* Writes behind the end. */
+static void mxd_to_f16_broken(const float *x, size_t n, uint16_t *out) {
+    ref.to_f16(x, n, out);
+    out[n] = 0;
+}
+
+static void mxd_exp_weights_broken(const float *x, size_t n, float scale, float max, float *w) {
+    ref.exp_weights(x, n, scale, max, w);
+    if (n == 5) raise(SIGILL);
+}
+
+void init_broken(mxd_kernels *k, mxd_kernel_names *n) {
+    mxd_kernel_names names;
+    mxd_kernels_init_ref(&ref, &names);
+    MXD_BIND(k, n, quantize, broken);
+    MXD_BIND(k, n, matmul_mxfp4, broken);
+    MXD_BIND(k, n, matmul_mxint8, broken);
+    MXD_BIND(k, n, rmsnorm, broken);
+    MXD_BIND(k, n, rope, broken);
+    MXD_BIND(k, n, attention, broken);
+    MXD_BIND(k, n, silu_mul, broken);
+    MXD_BIND(k, n, add, broken);
+    MXD_BIND(k, n, to_f16, broken);
+    MXD_BIND(k, n, exp_weights, broken);
+}

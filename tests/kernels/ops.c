@@ -1,0 +1,211 @@
+/* The kernels: sizes to check and to time, buffers, and the call. */
+#include "harness.h"
+
+#include <math.h>
+
+enum { BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static const size_t ROWS[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 64};
+static const size_t WIDTHS[] = {32, 64, 96, 160, 576, 1536};
+
+/* ---- quantized products ---- */
+
+/* Every number of rows with every width, but many rows only with narrow ones: the reference is slow. */
+static int row_sizes(size_t index, size_t *size) {
+    size[0] = ROWS[index % COUNT(ROWS)];
+    size[1] = WIDTHS[index / COUNT(ROWS) % COUNT(WIDTHS)];
+    if (size[0] > 9 && size[1] > 160) size[1] = 160;
+    return index < COUNT(ROWS) * COUNT(WIDTHS);
+}
+
+static int quantize_sizes(size_t index, size_t *size) {
+    int more = row_sizes(index, size);
+    size[2] = size[1] + TILE * (index % 3);
+    return more;
+}
+
+static void run_quantize(trial *t) {
+    size_t rows = t->size[0], k = t->size[1], ldx = t->size[2];
+    const float *x = take_f32(t, "x", (rows - 1) * ldx + k);
+    mxd_act out;
+    out.q = take(t, "q", I8, rows * k);
+    out.s = take(t, "s", F32, rows * (k / BLOCK));
+    out.sum = take(t, "sum", I32, rows * (k / BLOCK));
+    while (running(t)) t->kernels->quantize(x, ldx, rows, k, &out);
+}
+
+/* Elements are random bits in most styles: every nibble, and -128 of int8, which the reader does not refuse. In TIES a
+ * block repeats one extreme, for the largest dot products. */
+static uint8_t *take_tiles(trial *t, const char *name, size_t blocks, size_t block_bytes) {
+    static const uint8_t CODES[] = {0, 1, 2, 126, 127, 128, 253, 254}; /* 255 is refused by the reader */
+    static const uint8_t EXTREMES[] = {0x77, 0xff, 0xf7, 0x7f, 0x80, 0x81}; /* +-6 in nibbles, +-127 and -128 */
+    uint8_t *w = take(t, name, U8, blocks * block_bytes), extreme = 0;
+    for (size_t i = 0; i < blocks * block_bytes; i++) {
+        if (i % block_bytes == 0) extreme = EXTREMES[pick(t, COUNT(EXTREMES))];
+        if (i % block_bytes >= TILE)
+            w[i] = t->style == TIES ? extreme : (uint8_t)next_random(t);
+        else if (t->style == WIDE || t->style == NONFINITE)
+            w[i] = (uint8_t)pick(t, 255);
+        else
+            w[i] = t->style == EDGE ? CODES[pick(t, COUNT(CODES))] : (uint8_t)(118 + pick(t, 12));
+    }
+    return w;
+}
+
+/* Activations as quantize makes them: |q| <= 127; s from 2^-107 up, or 0 or NaN with zeros in q. */
+static mxd_act take_act(trial *t, size_t rows, size_t k) {
+    size_t blocks = rows * (k / BLOCK);
+    mxd_act x;
+    x.q = take(t, "q", I8, rows * k);
+    x.s = take(t, "s", F32, blocks);
+    x.sum = take(t, "sum", I32, blocks);
+    int modest = t->style == PLAIN || t->style == TIES;
+    for (size_t b = 0; b < blocks; b++) {
+        int empty = pick(t, 16) == 0, exponent = modest ? (int)pick(t, 8) - 10 : (int)pick(t, 228) - 107;
+        float mantissa = 1 + (float)pick(t, 1 << 23) * 0x1p-23f;
+        x.s[b] = !empty ? ldexpf(mantissa, exponent) : t->style == NONFINITE ? NAN : 0;
+        x.sum[b] = 0;
+        int8_t extreme = pick(t, 2) ? 127 : -127;
+        for (size_t i = 0; i < BLOCK; i++) {
+            int8_t any = (int8_t)((int)pick(t, 255) - 127), q = t->style == TIES ? extreme : any;
+            x.q[b * BLOCK + i] = empty ? 0 : q;
+            x.sum[b] += x.q[b * BLOCK + i];
+        }
+    }
+    return x;
+}
+
+static int mxint8_sizes(size_t index, size_t *size) {
+    int more = row_sizes(index, size);
+    size[2] = size[0] * size[1] > 5000 ? 1 : 1 + index % 5;
+    size[3] = 1;
+    return more;
+}
+
+static int mxfp4_sizes(size_t index, size_t *size) {
+    int more = mxint8_sizes(index / 2, size);
+    size[3] = 1 + index % 2;
+    return more;
+}
+
+static void run_matmul(trial *t, mxd_matmul_fn *matmul, size_t block_bytes) {
+    size_t rows = t->size[0], k = t->size[1], ntiles = t->size[2], nblocks = k / BLOCK;
+    size_t width = ntiles * TILE, ldy = width + TILE * (rows % 3);
+    const uint8_t *base = take_tiles(t, "base", ntiles * nblocks, block_bytes);
+    const uint8_t *residual = t->size[3] == 2 ? take_tiles(t, "residual", ntiles * nblocks, block_bytes) : NULL;
+    mxd_act x = take_act(t, rows, k);
+    float *y = take(t, "y", F32, (rows - 1) * ldy + width);
+    while (running(t)) matmul(base, residual, nblocks, ntiles, &x, rows, y, ldy);
+}
+
+static void run_matmul_mxfp4(trial *t) {
+    run_matmul(t, t->kernels->matmul_mxfp4, FP4_BYTES);
+}
+
+static void run_matmul_mxint8(trial *t) {
+    run_matmul(t, t->kernels->matmul_mxint8, INT8_BYTES);
+}
+
+/* ---- vectors ---- */
+
+static int width_sizes(size_t index, size_t *size) { /* multiples of 32 */
+    size[0] = index < COUNT(WIDTHS) ? WIDTHS[index] : 32 * (index + 1);
+    return index < 20;
+}
+
+static int any_sizes(size_t index, size_t *size) {
+    size[0] = index < 70 ? index + 1 : 577;
+    return index <= 70;
+}
+
+static void run_rmsnorm(trial *t) {
+    size_t n = t->size[0];
+    const float *x = take_f32(t, "x", n), *w = take_f32(t, "w", n);
+    float *y = take(t, "y", F32, n), *sum = take(t, "returned sum", F32, 1);
+    while (running(t)) *sum = t->kernels->rmsnorm(x, w, n, 1e-5f, y);
+}
+
+static void run_silu_mul(trial *t) {
+    size_t n = t->size[0];
+    const float *gate = take_f32(t, "gate", n), *up = take_f32(t, "up", n);
+    float *out = take(t, "out", F32, n);
+    while (running(t)) t->kernels->silu_mul(gate, up, n, out);
+}
+
+static void run_add(trial *t) {
+    size_t n = t->size[0];
+    float *x = take_f32(t, "x", n);
+    const float *y = take_f32(t, "y", n);
+    while (running(t)) t->kernels->add(x, y, n);
+}
+
+static void run_to_f16(trial *t) {
+    size_t n = t->size[0];
+    const float *x = take_f32(t, "x", n);
+    uint16_t *out = take(t, "out", F16, n);
+    while (running(t)) t->kernels->to_f16(x, n, out);
+}
+
+static void run_exp_weights(trial *t) {
+    size_t n = t->size[0];
+    const float *x = take_f32(t, "x", n);
+    float *w = take(t, "w", F32, n), scale = fabsf(random_f32(t)), max = x[pick(t, n)] * scale;
+    while (running(t)) t->kernels->exp_weights(x, n, scale, max, w);
+}
+
+/* ---- heads ---- */
+
+static int rope_sizes(size_t index, size_t *size) { /* head sizes are even, at most 256 */
+    size[0] = 2 * (index + 1);
+    return size[0] <= 256;
+}
+
+static void run_rope(trial *t) {
+    size_t d = t->size[0];
+    float *x = take_f32(t, "x", d);
+    const float *c = take_f32(t, "c", d / 2), *s = take_f32(t, "s", d / 2);
+    while (running(t)) t->kernels->rope(x, c, s, d);
+}
+
+static int attention_sizes(size_t index, size_t *size) {
+    static const size_t HEADS[] = {2, 32, 40, 48, 64, 80, 96, 128, 256};
+    size[0] = index < 120 ? 1 + index / 3 : 300; /* 1 .. 40 with three heads each, 300 with all */
+    size[1] = HEADS[index % COUNT(HEADS)];
+    return index < 120 + COUNT(HEADS);
+}
+
+static void run_attention(trial *t) {
+    size_t n = t->size[0], d = t->size[1];
+    const float *q = take_f32(t, "q", d);
+    const uint16_t *k = take_f16(t, "k", n * d), *v = take_f16(t, "v", n * d);
+    float *scores = take_scratch(t, "scores", F32, n), *out = take(t, "out", F32, d), scale = 1.0f / sqrtf((float)d);
+    while (running(t)) t->kernels->attention(q, k, v, n, d, scale, scores, out);
+}
+
+#define OP(op) #op, offsetof(mxd_kernels, op), offsetof(mxd_kernel_names, op)
+
+/* Times are those of SmolLM2-135M's shapes. */
+const op OPS[] = {
+    {OP(quantize), {"rows", "k", "ldx"}, quantize_sizes, {{1, 576, 576}, {1, 1536, 1536}}, run_quantize},
+    {OP(matmul_mxfp4),
+     {"rows", "k", "ntiles", "planes"},
+     mxfp4_sizes,
+     {{1, 576, 96, 1}, {4, 576, 96, 1}, {8, 576, 96, 1}, {1, 576, 96, 2}},
+     run_matmul_mxfp4},
+    {OP(matmul_mxint8),
+     {"rows", "k", "ntiles"},
+     mxint8_sizes,
+     {{1, 576, 96, 1}, {4, 576, 96, 1}, {8, 576, 96, 1}},
+     run_matmul_mxint8},
+    {OP(rmsnorm), {"n"}, width_sizes, {{576}}, run_rmsnorm},
+    {OP(rope), {"d"}, rope_sizes, {{64}}, run_rope},
+    {OP(attention), {"n", "d"}, attention_sizes, {{64, 64}, {512, 64}}, run_attention},
+    {OP(silu_mul), {"n"}, width_sizes, {{1536}}, run_silu_mul},
+    {OP(add), {"n"}, any_sizes, {{576}}, run_add},
+    {OP(to_f16), {"n"}, any_sizes, {{64}}, run_to_f16},
+    {OP(exp_weights), {"n"}, any_sizes, {{49152}}, run_exp_weights},
+};
+const size_t OP_COUNT = COUNT(OPS);
+_Static_assert(COUNT(OPS) * sizeof(void (*)(void)) == sizeof(mxd_kernels), "every operation has its checks");

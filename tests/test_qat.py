@@ -1,0 +1,282 @@
+"""Quantization-aware training: the torch side equals mxdraft.mx, learns, and resumes exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mxdraft import mx  # noqa: E402
+from mxdraft.checkpoint import Checkpoint, ModelConfig, TokenizerSpec, expected_tensors  # noqa: E402
+from mxdraft.errors import RefusedError, UsageError  # noqa: E402
+from mxdraft.qat.data import read_windows, repetition  # noqa: E402
+from mxdraft.qat.export import trained_base  # noqa: E402
+from mxdraft.qat.fakequant import MXLinear, fake_quant_mxint8, round_e2m1  # noqa: E402
+from mxdraft.qat.loss import distillation_loss, measure_quality  # noqa: E402
+from mxdraft.qat.model import Llama  # noqa: E402
+from mxdraft.qat.recipe import Recipe, read_recipe  # noqa: E402
+from mxdraft.qat.sensitivity import by_kind, by_layer, sensitivity  # noqa: E402
+from mxdraft.qat.start import compensate, search_scale, start_quantized  # noqa: E402
+from mxdraft.qat.train import Trainer, train_target  # noqa: E402
+from mxdraft.qat_delta import apply_delta  # noqa: E402
+
+CONFIG = ModelConfig(
+    hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, ffn=96, vocab=128, max_positions=64,
+    rms_eps=1e-5, rope_theta=1e4, tied=True,
+)  # fmt: skip
+RECIPE = Recipe(
+    text="text.npz", context=16, held_out=2, max_repetition=0.9, start="compensate", calibration=4,
+    int8_activations=False, compute="f32", steps=6, batch=2, lr=0.02, norm_lr=1e-3, warmup=1, decay=0.5,
+    beta1=0.9, beta2=0.98, gradient_clip=1.0, latent_clip=8.0, dampen=0.0, seed=0, log_every=1,
+    evaluate_every=3, checkpoint_every=3,
+)  # fmt: skip
+RECIPE_TOML = Path(__file__).parents[1] / "models" / "smollm2-135m" / "target.toml"
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: np.ones(shape, np.float32) if len(shape) == 1 else rng.normal(0, 0.2, shape).astype(np.float32)
+        for name, shape in expected_tensors(CONFIG).items()
+    }
+    tokenizer = TokenizerSpec([chr(i) for i in range(128)], [], [], None, [], "gpt2")
+    return Checkpoint(CONFIG, tensors, tokenizer, None, "made by the test", "0" * 64)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.npz"
+    np.savez(path, tokens=np.random.default_rng(1).integers(0, 128, 16 * 40 + 5).astype(np.uint16))
+    return path
+
+
+def weights(trainer: Trainer) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy().copy() for name, p in trainer.student.named_parameters()}
+
+
+def adversarial_values() -> np.ndarray:
+    """Every midpoint and element of E2M1 with its float neighbours, both signs, and tiny and huge blocks."""
+    points = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7.99], np.float32)
+    near = np.concatenate([np.nextafter(points, np.float32(-9)), points, np.nextafter(points, np.float32(9))])
+    block = np.concatenate([near, -near])  # 96 values
+    rng = np.random.default_rng(2)
+    wide = rng.normal(size=(64, 96)) * np.exp2(rng.integers(-100, 100, (64, 1)))
+    scaled = block * np.exp2(np.arange(-60, 60, 7))[:, None]
+    return np.concatenate([scaled, wide, np.zeros((1, 96))]).astype(np.float32)
+
+
+def test_fake_quantized_weights_are_the_bytes_that_ship() -> None:
+    values = adversarial_values()
+    wanted = mx.quantize(values, "mxfp4", "search")
+    linear = MXLinear(*values.shape)
+    scale = search_scale(torch.from_numpy(values))
+    linear.start(torch.from_numpy(values) / scale.repeat_interleave(32, 1), scale)
+    got = linear.mx()
+    assert np.array_equal(got.data, wanted.data)
+    assert np.array_equal(got.scale[values.any(1)], wanted.scale[values.any(1)])
+    read = linear(torch.eye(values.shape[1])).detach().numpy().T
+    assert np.array_equal(read, mx.dequantize(wanted))
+
+
+def test_fake_quantized_activations_are_mxint8() -> None:
+    values = adversarial_values()
+    values[3, :32] = np.linspace(-1.999, 1.999, 32)  # rounds up to 128, which saturates at 127
+    got = fake_quant_mxint8(torch.from_numpy(values)).numpy()
+    assert np.array_equal(got, mx.dequantize(mx.quantize(values, "mxint8")))
+
+
+def test_gradients_pass_straight_through() -> None:
+    linear = MXLinear(1, 32)
+    linear.start(torch.full((1, 32), 2.4), torch.full((1, 1), 0.5))
+    x = torch.arange(32.0)
+    linear(x[None]).sum().backward()
+    assert torch.equal(linear.weight.grad, 0.5 * x[None])
+    y = x.clone().requires_grad_()
+    (fake_quant_mxint8(y) * x).sum().backward()
+    assert torch.equal(y.grad, x)
+
+
+def test_distillation_loss_and_gradient_equal_autograd() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher, head = (torch.randn(n, 8, generator=generator) for n in (300, 300, 20))
+    student.requires_grad_()
+    loss = distillation_loss(student, teacher, head)
+    (gradient,) = torch.autograd.grad(loss, student)
+    log_student, log_teacher = (torch.log_softmax(h @ head.T, -1) for h in (student, teacher))
+    plain = torch.nn.functional.kl_div(log_student, log_teacher, log_target=True, reduction="sum") / 300
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain, student)[0])
+
+
+def test_quality_of_the_teacher_itself_is_perfect() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = torch.randn(2, 5, 8, generator=generator), torch.randn(20, 8, generator=generator)
+    tokens = torch.randint(0, 20, (2, 5), generator=generator)
+    quality = measure_quality(hidden, hidden, head, tokens)
+    nll = torch.nn.functional.cross_entropy((hidden @ head.T)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    assert (quality.kl, quality.agreement) == (0, 1)
+    assert quality.perplexity == quality.teacher_perplexity == pytest.approx(float(nll.exp()), rel=1e-5)
+    assert measure_quality(-hidden, hidden, head, tokens).kl > 0.1
+
+
+def test_compensation_beats_rounding_on_correlated_inputs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 64, generator=generator)
+    inputs = torch.randn(512, 16, generator=generator) @ torch.randn(16, 64, generator=generator)
+    inputs += 0.3 * torch.randn(512, 64, generator=generator)
+    scale = search_scale(weight)
+    grid = scale.repeat_interleave(32, 1)
+
+    def error(latent: torch.Tensor) -> float:
+        return float((inputs @ (round_e2m1(latent) * grid - weight).T).square().mean())
+
+    assert error(compensate(weight, inputs, scale)) < 0.5 * error(weight / grid)
+
+
+def test_quantized_student_is_the_dequantized_plane(checkpoint: Checkpoint) -> None:
+    student = Llama(checkpoint)
+    tokens = torch.arange(32).view(2, 16)
+    start_quantized(student, "compensate", tokens)
+    base = trained_base(student, {})
+    dequantized = {name: mx.dequantize(plane) for name, plane in base.planes.items()}
+    plain = Llama(replace(checkpoint, tensors=checkpoint.tensors | dequantized))
+    assert torch.equal(student(tokens), plain(tokens))
+
+
+def test_training_lowers_the_divergence(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, start="round", steps=20, batch=38, lr=0.03)
+    trainer = Trainer(recipe, text, checkpoint, tmp_path / "run")
+    divergence = [trainer.advance()[0] for _ in range(recipe.steps)]
+    assert divergence[-1] < 0.7 * divergence[0]
+
+
+def train_as_process(rank: int, directory: Path, text: Path, source: Checkpoint) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{directory / 'meet'}", rank=rank, world_size=2
+    )
+    Trainer(RECIPE, text, source, directory).run()
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_as_one(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
+    """Gradients are summed in another order, so weights may differ: by less than a hundredth of a step."""
+    (tmp_path / "two").mkdir()
+    torch.multiprocessing.spawn(train_as_process, (tmp_path / "two", text, checkpoint), nprocs=2)
+    one = Trainer(RECIPE, text, checkpoint, tmp_path / "one")
+    one.run()
+    two = Trainer(RECIPE, text, checkpoint, tmp_path / "two")
+    assert two.step == RECIPE.steps
+    difference = np.concatenate([np.abs(w - weights(two)[n]).ravel() for n, w in weights(one).items()])
+    assert difference.mean() < 0.01 * RECIPE.lr
+    assert two.evaluate().kl == pytest.approx(one.evaluate().kl, rel=0.01)
+
+
+@pytest.mark.parametrize("variant", [{}, {"int8_activations": True}, {"compute": "bf16"}, {"dampen": 0.1}])
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    checkpoint: Checkpoint, text: Path, tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    recipe = replace(RECIPE, **variant)
+    whole = Trainer(recipe, text, checkpoint, tmp_path / "whole")
+    whole.run()
+    first = Trainer(recipe, text, checkpoint, tmp_path / "parts")
+    for _ in range(4):
+        first.advance()
+    first.save()
+    second = Trainer(recipe, text, checkpoint, tmp_path / "parts")
+    assert second.step == 4
+    second.run()
+    for name, value in weights(whole).items():
+        assert np.array_equal(value, weights(second)[name]), name
+
+
+def test_a_recipe_becomes_a_delta(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(RECIPE).items()]
+    recipe.write_text("\n".join(lines), encoding="utf-8")
+    train_target(recipe, checkpoint, tmp_path / "run", tmp_path / "qat.delta")
+    base = apply_delta(tmp_path / "qat.delta", checkpoint)
+    trainer = Trainer(RECIPE, text, checkpoint, tmp_path / "run")
+    assert base.meta == trainer.trained_base().meta
+    assert (base.meta["steps"], base.meta["recipe"]) == (RECIPE.steps, asdict(RECIPE))
+    for name, linear in trainer.student.linears().items():
+        assert np.array_equal(base.planes[name].data, linear.mx().data)
+        assert np.array_equal(base.planes[name].scale, linear.mx().scale)
+    assert all(
+        np.array_equal(base.norms[name], norm.detach()) for name, norm in trainer.student.norms().items()
+    )
+
+
+def test_oscillation_counts_codes_that_return(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
+    trainer = Trainer(replace(RECIPE, start="round"), text, checkpoint, tmp_path / "run")
+    latent = trainer.student.model.layers[0].mlp.up_proj.weight.data
+    count = sum(m.weight.numel() for m in trainer.student.linears().values())
+    values = [2.0, 3.0, 2.0]
+    for value in values:
+        latent[0, 0] = value
+        statistics = trainer.weight_statistics()
+    assert statistics["changed"] == pytest.approx(1 / count)
+    assert statistics["oscillating"] == pytest.approx(1 / count)
+
+
+def test_a_damaged_training_checkpoint_is_refused(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
+    trainer = Trainer(RECIPE, text, checkpoint, tmp_path / "run")
+    trainer.save()
+    path = tmp_path / "run" / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(RefusedError, match=r"checkpoint\.pt does not continue this run"):
+        Trainer(RECIPE, text, checkpoint, tmp_path / "run")
+
+
+def test_sensitivity_names_the_layer_that_suffers(checkpoint: Checkpoint) -> None:
+    tensors = dict(checkpoint.tensors)
+    for name, weight in checkpoint.tensors.items():
+        if name.startswith("model.layers.0.") and weight.ndim == 2:  # already on the grid: nothing to lose
+            tensors[name] = mx.dequantize(mx.quantize(weight, "mxfp4", "search"))
+    divergence = sensitivity(
+        replace(checkpoint, tensors=tensors), torch.arange(32).view(2, 16), "round", by_layer
+    )
+    assert divergence["model.layers.0"] == pytest.approx(0, abs=1e-6)
+    assert divergence["model.layers.1"] > 1e-3
+    assert by_kind("model.layers.1.mlp.up_proj.weight") == "mlp.up_proj"
+
+
+def test_windows_are_cut_and_loops_are_seen(tmp_path: Path, text: Path) -> None:
+    windows = read_windows(text, 16, 128)
+    assert windows.shape == (40, 16)
+    assert repetition(np.arange(16)) == 0
+    assert repetition(np.tile(np.arange(4), 4)) == 1 - 4 / 13
+    with pytest.raises(RefusedError, match="outside the vocabulary"):
+        read_windows(text, 16, 50)
+    with pytest.raises(RefusedError, match="no teacher text"):
+        read_windows(tmp_path / "missing.npz", 16, 128)
+
+
+def test_the_shipped_recipe_reads() -> None:
+    assert read_recipe(RECIPE_TOML).steps > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("steps = ", "stops = "), "unknown key 'stops'"),
+        (("steps = ", "# "), "key 'steps' is missing"),
+        (('start = "compensate"', 'start = "magic"'), "start = 'magic' is none of round, compensate"),
+        (("batch = ", "batch = -"), "batch = -1 is negative"),
+        (("lr = ", 'lr = "fast" #'), "lr = 'fast' is not of type float"),
+    ],
+)
+def test_recipe_faults_are_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE_TOML.read_text(encoding="utf-8").replace(*change, 1), encoding="utf-8")
+    with pytest.raises(UsageError, match=message):
+        read_recipe(path)

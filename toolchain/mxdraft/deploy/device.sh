@@ -1,0 +1,337 @@
+#!/bin/sh
+# The device's half of a deployment, in POSIX sh and what busybox also has. `mxdraft deploy` sends it over ssh with
+# the variables below set in front of it; in an archive it is install.sh, which finds the rest beside itself.
+#
+#   ACTION    hold, prove, switch, rollback, status, or install (a whole deployment, from the archive)
+#   DEST      folder of all releases; relative to the home folder
+#   MANIFEST  what is to be deployed: lines "key value" (mxdraft.deploy.release)
+#   SERVICE   yes: also install the systemd units
+#   NOW       the host's clock, in seconds since 1970; empty if unknown
+#
+#   DEST/store/SHA256            files by content; SHA256.part is an upload that has not been proved
+#   DEST/releases/ID/            links into the store, and the manifest
+#   DEST/current, DEST/previous  links to releases; renamed into place, so that there is never none
+#   DEST/lock                    held with flock(1), which lets go when its holder ends in whatever way
+#
+# stdout: lines "key value" for the host. stderr: "note: ..." and, last, "error: ...". Exit codes as docs/cli.md.
+
+set -u
+umask 022
+LC_ALL=C
+export LC_ALL
+
+fail() {
+    code=$1
+    shift
+    echo "error: $*" >&2
+    exit "$code"
+}
+
+note() { echo "note: $*" >&2; }
+
+# The values of a key in the manifest, one a line.
+field() { printf '%s\n' "$MANIFEST" | sed -n "s/^$1 //p"; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi </dev/null
+}
+
+# ---- preflight: looks, changes nothing ----
+
+check_board() {
+    for tool in awk cat cut df flock id ln mkdir mv printf readlink rm sed sha256sum sync tail uname wc; do
+        command -v "$tool" >/dev/null 2>&1 || fail 3 "the device has no $tool: install coreutils and util-linux (or busybox)"
+    done
+    arch=$(field arch)
+    machine=$(uname -m)
+    case $arch/$machine in
+    "$arch/$arch") ;;
+    aarch64/armv*) fail 3 "32-bit kernel ($machine): install the 64-bit Raspberry Pi OS" ;;
+    *) fail 3 "this machine is $machine, target $(field target) is for $arch: choose another --target" ;;
+    esac
+    # A 64-bit kernel may run a 32-bit system, so ask the C library; without getconf, the ELF class of this shell.
+    bits=$(getconf LONG_BIT 2>/dev/null) ||
+        case $(od -An -tu1 -j4 -N1 "/proc/$$/exe" 2>/dev/null) in *1*) bits=32 ;; *) bits=64 ;; esac
+    [ "$bits" = 64 ] || fail 3 "64-bit kernel, $bits-bit userland: install the 64-bit Raspberry Pi OS"
+    for feature in $(field features); do
+        grep -qE "^(Features|flags)[[:space:]]*:.* $feature( |\$)" "${MXDRAFT_SYSROOT-}/proc/cpuinfo" ||
+            fail 3 "this CPU lacks $feature, which target $(field target) asks for: use --target rpi"
+    done
+    clock=$(date +%s)
+    if [ -n "$NOW" ] && { [ "$clock" -lt $((NOW - 86400)) ] || [ "$clock" -gt $((NOW + 86400)) ]; }; then
+        note "the device's clock is a day or more off ($(date -u)): connect it to a network, or set it with date"
+    fi
+}
+
+check_memory() {
+    need=$(field memory_kib)
+    available=$(awk '/^MemAvailable:/ {print $2}' "${MXDRAFT_SYSROOT-}/proc/meminfo")
+    [ "${available:-0}" -ge "$need" ] ||
+        fail 4 "needs $((need / 1024)) MiB of memory, $((${available:-0} / 1024)) MiB are available: close programs," \
+            "or choose a target with a smaller context"
+}
+
+# Bytes of a file that are there.
+size_of() { if [ -f "$1" ]; then wc -c <"$1" | tr -d ' '; else echo 0; fi; }
+
+check_disk() {
+    folder=$DEST
+    while [ ! -d "$folder" ]; do folder=$(dirname -- "$folder"); done
+    missing=0
+    while read -r sha size _; do
+        [ -e "$DEST/store/$sha" ] || missing=$((missing + size - $(size_of "$DEST/store/$sha.part")))
+    done <<EOF
+$(field file)
+EOF
+    need=$((missing / 1024 + 4096))
+    free=$(df -Pk "$folder" | awk 'NR == 2 {print $4}')
+    [ "$free" -ge "$need" ] ||
+        fail 4 "needs $((need / 1024)) MiB of disk in $folder, $((free / 1024)) MiB are free: make room, or choose another --dest"
+}
+
+check_service() {
+    [ "$SERVICE" = yes ] || return 0
+    case $DEST in
+    /home/* | /root/*) fail 2 "--service runs as a user of its own, who cannot read $DEST: use --dest /opt/mxdraft" ;;
+    *[!A-Za-z0-9/._-]*) fail 2 "--service allows only letters, digits and / . _ - in --dest" ;;
+    esac
+    command -v systemctl >/dev/null 2>&1 || fail 3 "--service needs systemd, which this device has not"
+    as_root true 2>/dev/null ||
+        fail 3 "--service needs root, and sudo asks for a password: allow sudo without one for this user," \
+            "or deploy as root, or run the archive's install.sh there with sudo"
+}
+
+check_all() {
+    check_board
+    check_service
+    check_memory
+    check_disk
+}
+
+# ---- folders and lock ----
+
+make_folders() {
+    if [ "$SERVICE" = yes ] && [ ! -d "$DEST" ]; then as_root mkdir -p "$DEST" && as_root chown "$(id -u):$(id -g)" "$DEST"; fi
+    mkdir -p "$DEST/store" "$DEST/releases" && [ -w "$DEST" ] ||
+        fail 6 "cannot write to $DEST: choose another --dest, or another user"
+}
+
+take_lock() {
+    exec 9>"$DEST/lock" || fail 6 "cannot write to $DEST: choose another --dest, or another user"
+    flock -n 9 || fail 6 "another deployment to $DEST is running: wait until it has ended"
+}
+
+# For the host, what is to be uploaded: hash, size, and how many bytes are there from an earlier try.
+list_missing() {
+    field file | while read -r sha size name; do
+        [ -e "$DEST/store/$sha" ] && continue
+        have=$(size_of "$DEST/store/$sha.part")
+        if [ "$have" -gt "$size" ]; then rm -f "$DEST/store/$sha.part" && have=0; fi
+        echo "missing $sha $have $name"
+    done
+}
+
+# ---- proof ----
+
+# Every file in the store is what the manifest says.
+check_files() {
+    while read -r sha size name; do
+        file=$DEST/store/$sha
+        [ -e "$file" ] || file=$file.part
+        [ "$(size_of "$file")" = "$size" ] || fail 6 "$name is incomplete on the device: run the command again, it goes on from there"
+        if [ "$(sha256sum "$file" | cut -c1-64)" != "$sha" ]; then
+            rm -f "$file"
+            fail 3 "$name is damaged on the device (wrong SHA-256) and was deleted: run the command again; if that repeats, check the SD card"
+        fi
+        if [ "$file" != "$DEST/store/$sha" ]; then
+            sync
+            chmod 755 "$file" && mv "$file" "$DEST/store/$sha" || fail 6 "cannot write to $DEST/store"
+        fi
+    done <<EOF
+$(field file)
+EOF
+}
+
+make_release() {
+    release=$DEST/releases/$(printf '%s\n' "$MANIFEST" | sha256sum | cut -c1-16)
+    [ -d "$release" ] && return 0
+    rm -rf "$release.new"
+    mkdir "$release.new" && printf '%s\n' "$MANIFEST" >"$release.new/manifest" || fail 6 "cannot write to $DEST/releases"
+    while read -r sha _ name; do
+        ln -s "../../store/$sha" "$release.new/$name" || fail 6 "cannot write to $DEST/releases"
+    done <<EOF
+$(field file)
+EOF
+    sync
+    mv "$release.new" "$release" || fail 6 "cannot write to $DEST/releases"
+}
+
+# mxdraft of a release with its target's settings; stderr goes to the variable `said`.
+run_release() {
+    command=$1
+    shift
+    "$release/mxdraft" "$command" -m "$release/model.mxb" -t "$(field threads)" --ctx "$(field ctx)" \
+        --precision "$(field precision)" "$@" </dev/null
+}
+
+# The release computes the host's bits and says the host's words.
+prove_release() {
+    digest=$(run_release verify 2>"$DEST/log")
+    code=$?
+    if [ -n "$digest" ] && [ "$digest" != "$(field digest)" ]; then
+        fail 5 "the device computes other bits than the host: digest $digest instead of $(field digest)." \
+            "Check power and cooling, and run the command again"
+    fi
+    [ "$code" = 0 ] || explain "$code" "verify"
+    echo "digest $digest"
+    run_release generate --raw -p "$(field prompt)" -n "$(field tokens | wc -w)" --ignore-eos --dump-tokens --stats json \
+        >/dev/null 2>"$DEST/log" || explain $? "generate"
+    tokens=$(sed -n 's/^generated_tokens: //p' "$DEST/log")
+    [ "$tokens" = "$(field tokens)" ] ||
+        fail 5 "the device generates other tokens than the host: $tokens instead of $(field tokens)"
+    tail -n 1 "$DEST/log" | sed -n 's/.*"decode_tok_per_s": *\([0-9.]*\).*/decode_tok_per_s \1/p'
+    rm -f "$DEST/log"
+}
+
+# A command of the release failed: pass on what it said. Killed by a signal is 128 + its number.
+explain() {
+    reason=$(tail -n 1 "$DEST/log" | sed 's/^mxdraft: error: //')
+    case $1 in
+    3 | 4 | 5 | 6) fail "$1" "$2 on the device: $reason" ;;
+    132) fail 3 "$2 on the device: illegal instruction; this CPU is not one of target $(field target)" ;;
+    137) fail 4 "$2 on the device was killed, most likely for want of memory" ;;
+    *) fail 5 "$2 on the device ended with $1: $reason" ;;
+    esac
+}
+
+# ---- switch ----
+
+# Point link $1 to release $2. rename(2) leaves the old link or the new one, never none.
+point() {
+    ln -sfn "releases/$2" "$DEST/$1.new" && mv -T "$DEST/$1.new" "$DEST/$1" ||
+        fail 6 "cannot write to $DEST; the release before is still the current one"
+}
+
+switch_to() {
+    old=$(release_of current)
+    [ "$old" = "$1" ] && return 0
+    install_service
+    [ -z "$old" ] || point previous "$old"
+    point current "$1"
+    sync
+}
+
+# The release that a link points to, or nothing.
+release_of() { readlink "$DEST/$1" 2>/dev/null | sed 's|^releases/||'; }
+
+# Before the switch, for the units name only DEST/current: a failure leaves everything as it was.
+install_service() {
+    [ "$SERVICE" = yes ] || return 0
+    for unit in mxdraft.socket mxdraft@.service; do
+        sed "s|@DEST@|$DEST|g" "$release/$unit" >"$DEST/unit" && as_root cp "$DEST/unit" "/etc/systemd/system/$unit" ||
+            fail 6 "cannot write to /etc/systemd/system"
+        rm -f "$DEST/unit"
+    done
+    as_root systemctl daemon-reload && as_root systemctl enable mxdraft.socket && as_root systemctl restart mxdraft.socket ||
+        fail 6 "systemd refused mxdraft.socket: see systemctl status mxdraft.socket"
+}
+
+# Forget releases that are neither current nor previous, and files that no release needs.
+clean() {
+    for folder in "$DEST"/releases/*; do
+        id=${folder##*/}
+        [ "$id" = "$(release_of current)" ] || [ "$id" = "$(release_of previous)" ] || rm -rf "$folder"
+    done
+    for file in "$DEST"/store/*; do
+        grep -qs "^file ${file##*/} " "$DEST"/releases/*/manifest || rm -f "$file"
+    done
+}
+
+# ---- actions ----
+
+prove() {
+    check_files
+    make_release
+    prove_release
+}
+
+switch() {
+    make_release
+    switch_to "${release##*/}"
+    clean
+    echo "release ${release##*/}"
+}
+
+rollback() {
+    [ -d "$DEST" ] || fail 3 "nothing is deployed in $DEST"
+    take_lock
+    id=$(release_of previous)
+    [ -n "$id" ] && [ "$id" != "$(release_of current)" ] || fail 3 "there is no release before the current one in $DEST"
+    MANIFEST=$(cat "$DEST/releases/$id/manifest") || fail 3 "the release before is incomplete: deploy it again"
+    prove
+    switch_to "$id"
+    echo "release $id"
+}
+
+status() {
+    [ -n "$(release_of current)" ] || fail 3 "nothing is deployed in $DEST"
+    echo "release $(release_of current)"
+    echo "previous $(release_of previous)"
+    grep -E '^(version|target|bundle|digest) ' "$DEST/current/manifest"
+    command -v systemctl >/dev/null 2>&1 && echo "service $(systemctl is-active mxdraft.socket </dev/null)"
+    return 0
+}
+
+install() {
+    here=$(cd "$(dirname -- "$0")" && pwd)
+    MANIFEST=$(cat "$here/manifest") || fail 3 "no manifest beside install.sh: unpack the archive again"
+    check_all
+    make_folders
+    take_lock
+    list_missing | while read -r _ sha _ name; do
+        cp "$here/$name" "$DEST/store/$sha.part" || fail 6 "cannot copy $name to $DEST/store"
+    done || exit
+    prove
+    switch
+    echo "try: $DEST/current/mxdraft chat -m $DEST/current/model.mxb"
+}
+
+usage() { fail 2 "usage: install.sh [--dest DIR] [--service]"; }
+
+# The arguments of install.sh.
+parse() {
+    ACTION=install DEST= SERVICE=no NOW=
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --service) SERVICE=yes ;;
+        --dest)
+            [ $# -ge 2 ] || usage
+            DEST=$2
+            shift
+            ;;
+        *) usage ;;
+        esac
+        shift
+    done
+    if [ -z "$DEST" ]; then
+        if [ "$SERVICE" = yes ]; then DEST=/opt/mxdraft; else DEST=mxdraft; fi
+    fi
+}
+
+[ "${1-}" = remote ] || parse "$@"
+case $DEST in
+/*) ;;
+*) DEST=$HOME/$DEST ;;
+esac
+case $ACTION in
+hold)
+    check_all
+    make_folders
+    take_lock
+    list_missing
+    echo "ready"
+    cat >/dev/null # until the host closes its end, or dies: either way the lock is free then
+    ;;
+prove | switch | rollback | status | install) "$ACTION" ;;
+*) fail 2 "unknown action $ACTION" ;;
+esac
