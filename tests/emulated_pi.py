@@ -23,7 +23,7 @@ IMAGE = Path(__file__).resolve().parents[1] / "build" / "emulated-pi"
 TOOLS = ("apt-get", "apt-cache", "dpkg", "cpio", "qemu-system-aarch64", "ssh", "ssh-keygen")
 PACKAGES = (
     *("busybox-static", "dropbear-bin", "libc6", "libcrypt1"),
-    *("libgmp10", "libtomcrypt1", "libtommath1", "zlib1g"),
+    *("libgmp10", "libtomcrypt1", "libtommath1", "util-linux", "zlib1g"),
 )
 # In the order in which the kernel has to be given them.
 MODULES = ("virtio_mmio", "failover", "net_failover", "virtio_net")
@@ -35,6 +35,9 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /tmp /run
 mount -t devpts pts /dev/pts
+mount -t tmpfs -o size=70%,mode=700 home /root
+mkdir -m 700 /root/.ssh
+install -m 600 /key.pub /root/.ssh/authorized_keys
 for module in {modules}; do insmod /modules/$module.ko; done
 ip link set lo up
 ip link set eth0 up
@@ -129,6 +132,8 @@ def _make_root(unpacked: Path, root: Path) -> None:
         (root / folder).mkdir(parents=True)
     shutil.copy2(unpacked / "bin/busybox", root / "bin/busybox")
     shutil.copy2(unpacked / "usr/sbin/dropbear", root / "bin/dropbear")
+    shutil.copy2(unpacked / "usr/bin/flock", root / "bin/flock")  # Debian's busybox has none
+    shutil.copy2(IMAGE / "key.pub", root / "key.pub")
     for library in unpacked.rglob("*.so*"):
         if library.parent.name == "aarch64-linux-gnu" or library.parent == unpacked / "lib":
             shutil.copy2(library, root / "lib" / library.name)
@@ -139,10 +144,6 @@ def _make_root(unpacked: Path, root: Path) -> None:
         (root / name).write_text(text, encoding="utf-8")
     (root / "init").write_text(INIT.format(modules=" ".join(MODULES)), encoding="utf-8")
     (root / "init").chmod(0o755)
-    keys = root / "root/.ssh/authorized_keys"
-    shutil.copy2(IMAGE / "key.pub", keys)
-    for path, mode in ((keys.parent, 0o700), (keys, 0o600), (root / "root", 0o700)):
-        path.chmod(mode)
 
 
 class EmulatedPi:
@@ -178,7 +179,7 @@ class EmulatedPi:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 120
         while self.ssh("true").returncode:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._process.kill()

@@ -32,7 +32,7 @@ CHECKPOINT = "checkpoint.pt"
 
 
 def train_target(recipe: Path, checkpoint: Checkpoint, directory: Path, delta: Path) -> None:
-    """Train by the file ``recipe``, from where the run in ``directory`` stands; write the result to ``delta``."""
+    """Train by the file ``recipe``, from where ``directory`` stands, and write the result to ``delta``."""
     settings = read_recipe(recipe)
     trainer = Trainer(settings, recipe.parent / settings.text, checkpoint, directory)
     trainer.run()
