@@ -37,7 +37,8 @@ mkdir -p /dev/pts /tmp /run
 mount -t devpts pts /dev/pts
 mount -t tmpfs -o size=70%,mode=700 home /root
 mkdir -m 700 /root/.ssh
-install -m 600 /key.pub /root/.ssh/authorized_keys
+cp /key.pub /root/.ssh/authorized_keys
+chmod 600 /root/.ssh/authorized_keys
 for module in {modules}; do insmod /modules/$module.ko; done
 ip link set lo up
 ip link set eth0 up
@@ -184,7 +185,7 @@ class EmulatedPi:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._process.kill()
                 raise RuntimeError(
-                    f"the board does not answer; its console: {self.log.read_text(errors='replace')}"
+                    f"the board does not answer: {self.log.read_text(errors='replace')[-2000:]}"
                 )
             time.sleep(1)
         return self

@@ -60,56 +60,68 @@ def exp(x: Floats) -> Floats:
 # ---- matrix product ----
 
 
-def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats, NDArray[np.int32], Any]:
-    """Reference quantizer: q, s, sum, and the mxd_act that points to them."""
+Quantized = tuple[NDArray[np.int32], Floats, NDArray[np.int32], Any]
+both_precisions = pytest.mark.parametrize("precision", ["base", "full"])
+
+
+def quantize(x: Floats, precision: str) -> Quantized:
+    """Reference quantizer: integers, s, sum, and the mxd_act that points to them."""
     ffi = library()[0]
     rows, k = x.shape
-    q, s = np.empty((rows, k), np.int8), np.empty((rows, k // 32), Float)
-    total = np.empty((rows, k // 32), np.int32)
-    act = ffi.new("mxd_act *", (pointer(q, "int8_t *"), pointer(s, "float *"), pointer(total, "int32_t *")))
+    high, low = np.empty((rows, k), np.int8), np.zeros((rows, k), np.int8)
+    s, total = np.empty((rows, k // 32), Float), np.empty((rows, k // 32), np.int32)
+    lo = pointer(low, "int8_t *") if precision == "full" else ffi.NULL
+    fields = (pointer(high, "int8_t *"), lo, pointer(s, "float *"), pointer(total, "int32_t *"))
+    act = ffi.new("mxd_act *", fields)
     reference().quantize(pointer(x, "float *"), k, rows, k, act)
-    return q, s, total, act
+    assert min(high.min(), low.min()) >= -127
+    value = high.astype(np.int32) * (254 if precision == "full" else 1) + low
+    return value, s, total, (act, high, low)
 
 
-def test_row_quantizer() -> None:
+@both_precisions
+def test_row_quantizer(precision: str) -> None:
     x = np.ldexp(normal(0, 46, 96), np.arange(-149, 127, 6, dtype=np.int32)[:, None])
     x[1, :32] = 0
     x[2, :32] = 0
     x[2, [3, 40]] = np.nextafter(Float(2.0**-100), Float(0)), 2.0**-100
     x[3, 7] = np.finfo(Float).max
-    q, s, total, _ = quantize(x)
+    q, s, total, _ = quantize(x, precision)
+    most = Float(mx.ACTIVATION_STEPS[precision])
     for m, b in np.ndindex(46, 3):
         block = x[m, 32 * b : 32 * b + 32]
         largest = np.abs(block).max()
         steps, scale = np.zeros(32), Float(0)
         if largest >= 2.0**-100:
-            steps, scale = np.rint(block * (Float(127) / largest)), largest / Float(127)
+            steps, scale = np.rint(block * (most / largest)), largest / most
         assert q[m, 32 * b : 32 * b + 32].tolist() == steps.tolist()
         assert s[m, b] == scale
         assert total[m, b] == steps.sum()
-    expected_q, expected_s = mx.quantize_activations(x)
+    expected_q, expected_s = mx.quantize_activations(x, mx.ACTIVATION_STEPS[precision])
     np.testing.assert_array_equal(q, expected_q)
     assert_same_bits(s, expected_s)
 
 
+@both_precisions
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
-def test_row_quantizer_marks_the_block_of_a_fault(fault: float) -> None:
+def test_row_quantizer_marks_the_block_of_a_fault(fault: float, precision: str) -> None:
     x = normal(1, 2, 64)
     x[1, 40] = fault
-    q, s, total, _ = quantize(x)
+    q, s, total, _ = quantize(x, precision)
     assert np.isnan(s).tolist() == [[False, False], [False, True]]
     assert not q[1, 32:].any()
     assert q[1, :32].any()
     assert total[1, 1] == 0
 
 
+@both_precisions
 @pytest.mark.parametrize(("format", "planes"), [("mxfp4", 1), ("mxfp4", 2), ("mxint8", 1)])
-def test_matrix_product_in_exact_arithmetic(format: mx.Format, planes: int) -> None:
+def test_matrix_product_in_exact_arithmetic(format: mx.Format, planes: int, precision: str) -> None:
     weights = np.ldexp(normal(2, 32, 160), np.arange(32, dtype=np.int32)[:, None] % 7)
     tensors = [mx.quantize(weights, format)]
     if planes == 2:
         tensors.append(mx.quantize(weights - mx.dequantize(tensors[0])))
-    q, s, _, act = quantize(normal(3, 3, 160) * Float(1000))
+    q, s, _, (act, *_digits) = quantize(normal(3, 3, 160) * Float(1000), precision)
     tiles = [np.ascontiguousarray(to_tiles(t)) for t in tensors]
     base, residual = [*(pointer(t, "uint8_t *") for t in tiles), library()[0].NULL][:2]
     y = np.full((3, 40), np.nan, Float)
@@ -121,9 +133,9 @@ def test_matrix_product_in_exact_arithmetic(format: mx.Format, planes: int) -> N
         for b in range(5):
             block = slice(32 * b, 32 * b + 32)
             for tensor in tensors:
-                # Exact in binary64: an integer below 2^17 times a power of two.
+                # Exact in binary64: an integer below 2^28 times a power of two. Then float(d) rounds.
                 dot = mx.dequantize(tensor)[n, block].astype(np.float64) @ q[m, block].astype(np.float64)
-                acc = rounded(Fraction(float(dot)) * Fraction(float(s[m, b])) + Fraction(float(acc)))
+                acc = fma(rounded(Fraction(float(dot))), s[m, b], acc)
         assert y[m, n] == acc
     assert np.isnan(y[:, 32:]).all()
 

@@ -13,6 +13,7 @@ from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export import OnnxRunner, export_model
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.mx import (
+    ACTIVATION_STEPS,
     MXTensor,
     dequantize,
     dequantize_activations,
@@ -61,8 +62,8 @@ def operator(kind):
 quantize_dequantize = operator("ActivationQuantizeDequantize")
 
 
-def activations(x):
-    return dequantize_activations(*quantize_activations(x))
+def activations(x, precision="base"):
+    return dequantize_activations(*quantize_activations(x, ACTIVATION_STEPS[precision]))
 
 
 @settings(deadline=None)
@@ -108,14 +109,14 @@ def test_products_and_embedding():
     weight = rng.standard_normal((48, 64)).astype(np.float32)
     base, residual = quantize_planes(weight)
     eight = quantize(weight, "mxint8")
-    a = activations(x).astype(np.float64)
 
-    def check(y, w):
+    def check(y, w, precision="base"):
+        a = activations(x, precision).astype(np.float64)
         np.testing.assert_allclose(y, a @ w.T.astype(np.float64), rtol=0, atol=2e-5)
 
     check(operator("MXFP4MatMul")(x, base.data, base.scale), dequantize(base))
     planes = (base.data, base.scale, residual.data, residual.scale)
-    check(operator("MXFP4ResidualMatMul")(x, *planes), dequantize(base) + dequantize(residual))
+    check(operator("MXFP4ResidualMatMul")(x, *planes), dequantize(base) + dequantize(residual), "full")
     check(operator("MXINT8MatMul")(x, eight.data, eight.scale), dequantize(eight))
     rows = operator("MXINT8Embedding")(np.array([[5, 0, 47]]), eight.data, eight.scale)
     np.testing.assert_array_equal(rows, dequantize(eight)[[[5, 0, 47]]])
@@ -179,7 +180,7 @@ def reference_logits(checkpoint, ids, precision):
         base, residual = (
             dequantize(plane).astype(np.float64) for plane in quantize_planes(t[name + ".weight"])
         )
-        return activations(x.astype(np.float32)) @ (base + residual if precision == "full" else base).T
+        return activations(x.astype(np.float32), precision) @ (base + residual if precision == "full" else base).T
 
     def norm(x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + c.rms_eps) * t[name + ".weight"]
@@ -210,7 +211,7 @@ def reference_logits(checkpoint, ids, precision):
         h = norm(x, f"{name}.post_attention_layernorm")
         gate, up = linear(h, f"{name}.mlp.gate_proj"), linear(h, f"{name}.mlp.up_proj")
         x = x + linear(gate / (1 + np.exp(-gate)) * up, f"{name}.mlp.down_proj")
-    return activations(norm(x, "model.norm").astype(np.float32)) @ head.T
+    return activations(norm(x, "model.norm").astype(np.float32), precision) @ head.T
 
 
 @pytest.mark.parametrize("precision", ["base", "full"])

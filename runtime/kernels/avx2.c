@@ -20,12 +20,24 @@ INLINE float reduce16(__m256 lo, __m256 hi) {
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
+/* 32 integers of -127..127 to bytes: packs interleave the 128-bit halves, the permutation puts them back in order. */
+INLINE void store_bytes(int8_t *out, const __m256i v[4]) {
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i *)(void *)out, bytes);
+}
+
+/* 254 * d */
+INLINE __m256i times_digit(__m256i d) {
+    return _mm256_sub_epi32(_mm256_slli_epi32(d, 8), _mm256_slli_epi32(d, 1));
+}
+
 AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    const float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
     for (size_t m = 0; m < rows; m++) {
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
-            int8_t *q = out->q + m * k + b * BLOCK;
             size_t at = m * (k / BLOCK) + b;
             __m256 in[4];
             __m256i amax8 = _mm256_setzero_si256();
@@ -36,26 +48,34 @@ AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size
             __m128i amax4 = _mm_max_epu32(_mm256_castsi256_si128(amax8), _mm256_extracti128_si256(amax8, 1));
             amax4 = _mm_max_epu32(amax4, _mm_shuffle_epi32(amax4, 0x4e));
             amax4 = _mm_max_epu32(amax4, _mm_shuffle_epi32(amax4, 0xb1));
-            uint32_t amax = (uint32_t)_mm_cvtsi128_si32(amax4);
+            int fault = (uint32_t)_mm_cvtsi128_si32(amax4) >= 0x7f800000u;
             float largest = _mm_cvtss_f32(_mm_castsi128_ps(amax4));
-            if (amax >= 0x7f800000u || largest < MXD_ACT_TINY) {
-                memset(q, 0, BLOCK);
-                out->s[at] = amax >= 0x7f800000u ? NAN : 0;
+            if (fault || largest < MXD_ACT_TINY) {
+                memset(out->q + at * BLOCK, 0, BLOCK);
+                if (out->lo) memset(out->lo + at * BLOCK, 0, BLOCK);
+                out->s[at] = fault ? NAN : 0;
                 out->sum[at] = 0;
                 continue;
             }
-            __m256 inverse = _mm256_set1_ps(127.0f / largest);
-            __m256i r[4];
-            for (int i = 0; i < 4; i++) r[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], inverse));
-            __m256i total = _mm256_add_epi32(_mm256_add_epi32(r[0], r[1]), _mm256_add_epi32(r[2], r[3]));
+            __m256 upscale = _mm256_set1_ps(steps / largest);
+            __m256i value[4], high[4];
+            for (int i = 0; i < 4; i++) value[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], upscale));
+            __m256i total = _mm256_add_epi32(_mm256_add_epi32(value[0], value[1]), _mm256_add_epi32(value[2], value[3]));
             __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
             s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
             s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0xb1));
-            /* packs interleave the 128-bit halves; the permutation puts the 32 bytes back in order. */
-            __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(r[0], r[1]), _mm256_packs_epi32(r[2], r[3]));
-            bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-            _mm256_storeu_si256((__m256i *)(void *)q, bytes);
-            out->s[at] = largest / 127.0f;
+            if (out->lo) {
+                for (int i = 0; i < 4; i++) {
+                    __m256 quotient = _mm256_mul_ps(_mm256_cvtepi32_ps(value[i]), _mm256_set1_ps(1.0f / MXD_ACT_DIGIT));
+                    high[i] = _mm256_cvtps_epi32(quotient);
+                    value[i] = _mm256_sub_epi32(value[i], times_digit(high[i]));
+                }
+                store_bytes(out->q + at * BLOCK, high);
+                store_bytes(out->lo + at * BLOCK, value);
+            } else {
+                store_bytes(out->q + at * BLOCK, value);
+            }
+            out->s[at] = largest / steps;
             out->sum[at] = _mm_cvtsi128_si32(s4);
         }
     }
@@ -73,91 +93,107 @@ INLINE __m256i broadcast4(const int8_t *q) {
     return _mm256_set1_epi32(four);
 }
 
-/* One MXFP4 block of 8 rows (half = 0, 1) for R activation rows: acc[r] = fma(dot, scale, acc[r]).
- * Elements are decoded as w+12 (0..24) because pmaddubsw wants one unsigned operand; four products of at most
- * 2*24*127 fit int16, and 12 * sum(q) is taken off again. */
+/* Digit rows of R activation rows at block index `at` of the first: R high digits, then R low ones if there are two. */
+INLINE void digit_rows(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits, const int8_t *q[4]) {
+    for (int r = 0; r < R; r++) {
+        size_t at = ((m0 + (size_t)r) * nblocks + b) * BLOCK;
+        q[r] = x->q + at;
+        if (digits == 2) q[R + r] = x->lo + at;
+    }
+}
+
+/* acc[r] = fma(dot, 2^sw * (s * unit), acc[r]) for the R rows whose digits' dot products are d; offset * sum is taken
+ * off the dot again. */
+INLINE void accumulate(__m256 scale, const __m256i d[4], int offset, float unit, const mxd_act *x, size_t nblocks,
+                       size_t b, size_t m0, int R, int digits, __m256 *acc) {
+    for (int r = 0; r < R; r++) {
+        size_t at = (m0 + (size_t)r) * nblocks + b;
+        __m256i dot = digits == 2 ? _mm256_add_epi32(times_digit(d[r]), d[R + r]) : d[r];
+        if (offset) dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(offset * x->sum[at]));
+        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, _mm256_set1_ps(x->s[at] * unit)), acc[r]);
+    }
+}
+
+/* One MXFP4 block of 8 rows (half = 0, 1). Elements are decoded as w+12 (0..24) because pmaddubsw wants one unsigned
+ * operand; four products of at most 2*24*127 fit int16, and 12 * sum is taken off afterwards. */
 INLINE void block_mxfp4(const uint8_t *block, int half, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                        __m256 *acc) {
+                        int digits, __m256 *acc) {
     const __m256i table = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    __m256 scale = load_scales(block + 8 * half);
-    __m256i w[8];
+    __m256i w[8], d[4];
     for (int g = 0; g < 4; g++) {
         __m256i packed = _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * g + 32 * half));
         w[2 * g] = _mm256_shuffle_epi8(table, _mm256_and_si256(packed, nibble));
         w[2 * g + 1] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
     }
-    for (int r = 0; r < R; r++) {
-        size_t at = (m0 + (size_t)r) * nblocks + b;
-        const int8_t *q = x->q + at * BLOCK;
-        __m256i lo = _mm256_maddubs_epi16(w[0], broadcast4(q));
-        __m256i hi = _mm256_maddubs_epi16(w[4], broadcast4(q + 16));
+    const int8_t *q[4];
+    digit_rows(x, nblocks, b, m0, R, digits, q);
+    for (int v = 0; v < R * digits; v++) {
+        __m256i lo = _mm256_maddubs_epi16(w[0], broadcast4(q[v]));
+        __m256i hi = _mm256_maddubs_epi16(w[4], broadcast4(q[v] + 16));
         for (int i = 1; i < 4; i++) {
-            lo = _mm256_add_epi16(lo, _mm256_maddubs_epi16(w[i], broadcast4(q + 4 * i)));
-            hi = _mm256_add_epi16(hi, _mm256_maddubs_epi16(w[4 + i], broadcast4(q + 16 + 4 * i)));
+            lo = _mm256_add_epi16(lo, _mm256_maddubs_epi16(w[i], broadcast4(q[v] + 4 * i)));
+            hi = _mm256_add_epi16(hi, _mm256_maddubs_epi16(w[4 + i], broadcast4(q[v] + 16 + 4 * i)));
         }
-        __m256i d = _mm256_add_epi32(_mm256_madd_epi16(lo, ones), _mm256_madd_epi16(hi, ones));
-        d = _mm256_sub_epi32(d, _mm256_set1_epi32(12 * x->sum[at]));
-        __m256 p = _mm256_mul_ps(scale, _mm256_set1_ps(x->s[at] * 0.5f));
-        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), p, acc[r]);
+        d[v] = _mm256_add_epi32(_mm256_madd_epi16(lo, ones), _mm256_madd_epi16(hi, ones));
     }
+    accumulate(load_scales(block + 8 * half), d, 12, 0.5f, x, nblocks, b, m0, R, digits, acc);
+}
+
+/* |w| is the unsigned operand, the sign of w moves to q: 2*127*127 fits int16. */
+INLINE void block_mxint8(const uint8_t *block, int half, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+                         int digits, __m256 *acc) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const int8_t *q[4];
+    digit_rows(x, nblocks, b, m0, R, digits, q);
+    __m256i d[4];
+    for (int v = 0; v < R * digits; v++) d[v] = _mm256_setzero_si256();
+    for (int g = 0; g < 8; g++) {
+        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * g + 32 * half));
+        __m256i magnitude = _mm256_abs_epi8(w);
+        for (int v = 0; v < R * digits; v++) {
+            __m256i pair = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(broadcast4(q[v] + 4 * g), w));
+            d[v] = _mm256_add_epi32(d[v], _mm256_madd_epi16(pair, ones));
+        }
+    }
+    accumulate(load_scales(block + 8 * half), d, 0, 0.015625f, x, nblocks, b, m0, R, digits, acc);
 }
 
 /* R activation rows through one tile; residual may be NULL. */
 INLINE void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,
-                       int R, float *y, size_t ldy) {
+                       int R, int digits, float *y, size_t ldy) {
     for (int half = 0; half < 2; half++) {
         __m256 acc[4];
         for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
         for (size_t b = 0; b < nblocks; b++) {
-            block_mxfp4(base + b * FP4_BYTES, half, x, nblocks, b, m0, R, acc);
-            if (residual) block_mxfp4(residual + b * FP4_BYTES, half, x, nblocks, b, m0, R, acc);
+            block_mxfp4(base + b * FP4_BYTES, half, x, nblocks, b, m0, R, digits, acc);
+            if (residual) block_mxfp4(residual + b * FP4_BYTES, half, x, nblocks, b, m0, R, digits, acc);
         }
         for (int r = 0; r < R; r++) _mm256_storeu_ps(y + (m0 + (size_t)r) * ldy + 8 * half, acc[r]);
     }
 }
 
+INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, int digits, float *y,
+                        size_t ldy) {
+    for (int half = 0; half < 2; half++) {
+        __m256 acc[4];
+        for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
+        for (size_t b = 0; b < nblocks; b++)
+            block_mxint8(tile + b * INT8_BYTES, half, x, nblocks, b, m0, R, digits, acc);
+        for (int r = 0; r < R; r++) _mm256_storeu_ps(y + (m0 + (size_t)r) * ldy + 8 * half, acc[r]);
+    }
+}
+
+/* Tile by tile: a tile's weights stay in the first-level cache for all rows. */
 AVX2 static void mxd_matmul_mxfp4_avx2(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                        const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    /* Tile by tile: a tile's weights stay in the first-level cache for all rows. */
     for (size_t t = 0; t < ntiles; t++) {
         const uint8_t *p0 = base + t * nblocks * FP4_BYTES;
         const uint8_t *p1 = residual ? residual + t * nblocks * FP4_BYTES : NULL;
-        float *out = y + t * TILE;
-        size_t m = 0;
-        for (; m + 4 <= rows; m += 4) rows_mxfp4(p0, p1, nblocks, x, m, 4, out, ldy);
-        for (; m + 2 <= rows; m += 2) rows_mxfp4(p0, p1, nblocks, x, m, 2, out, ldy);
-        if (m < rows) rows_mxfp4(p0, p1, nblocks, x, m, 1, out, ldy);
-    }
-}
-
-/* |w| is the unsigned operand, the sign of w moves to q: 2*127*127 fits int16. */
-INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, float *y, size_t ldy) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    for (int half = 0; half < 2; half++) {
-        __m256 acc[4];
-        for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
-        for (size_t b = 0; b < nblocks; b++) {
-            const uint8_t *block = tile + b * INT8_BYTES;
-            __m256 scale = load_scales(block + 8 * half);
-            __m256i d[4];
-            for (int r = 0; r < R; r++) d[r] = _mm256_setzero_si256();
-            for (int g = 0; g < 8; g++) {
-                __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * g + 32 * half));
-                __m256i magnitude = _mm256_abs_epi8(w);
-                for (int r = 0; r < R; r++) {
-                    const int8_t *q = x->q + ((m0 + (size_t)r) * nblocks + b) * BLOCK + 4 * g;
-                    __m256i pair = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(broadcast4(q), w));
-                    d[r] = _mm256_add_epi32(d[r], _mm256_madd_epi16(pair, ones));
-                }
-            }
-            for (int r = 0; r < R; r++) {
-                __m256 p = _mm256_mul_ps(scale, _mm256_set1_ps(x->s[(m0 + (size_t)r) * nblocks + b] * 0.015625f));
-                acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d[r]), p, acc[r]);
-            }
-        }
-        for (int r = 0; r < R; r++) _mm256_storeu_ps(y + (m0 + (size_t)r) * ldy + 8 * half, acc[r]);
+#define GROUP(m, R, digits) rows_mxfp4(p0, p1, nblocks, x, m, R, digits, y + t * TILE, ldy)
+        MXD_ROW_GROUPS(rows, x->lo, GROUP);
+#undef GROUP
     }
 }
 
@@ -166,11 +202,9 @@ AVX2 static void mxd_matmul_mxint8_avx2(const uint8_t *base, const uint8_t *resi
     (void)residual;
     for (size_t t = 0; t < ntiles; t++) {
         const uint8_t *tile = base + t * nblocks * INT8_BYTES;
-        float *out = y + t * TILE;
-        size_t m = 0;
-        for (; m + 4 <= rows; m += 4) rows_mxint8(tile, nblocks, x, m, 4, out, ldy);
-        for (; m + 2 <= rows; m += 2) rows_mxint8(tile, nblocks, x, m, 2, out, ldy);
-        if (m < rows) rows_mxint8(tile, nblocks, x, m, 1, out, ldy);
+#define GROUP(m, R, digits) rows_mxint8(tile, nblocks, x, m, R, digits, y + t * TILE, ldy)
+        MXD_ROW_GROUPS(rows, x->lo, GROUP);
+#undef GROUP
     }
 }
 

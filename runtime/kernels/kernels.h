@@ -10,21 +10,39 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Activation rows quantized to int8 in blocks of 32. Block b of row m: q[m*k + 32b ...], s and sum at
- * [m*(k/32) + b]. */
+/* Activation rows quantized in blocks of 32 to integers v = q, or v = 254*q + lo where lo is not NULL (16 bits: full
+ * precision). Block b of row m: q and lo at [m*k + 32b ...], s and sum at [m*(k/32) + b]. */
 typedef struct mxd_act {
-    int8_t *q;    /* (rows, k) */
-    float *s;     /* (rows, k/32): max|x| / 127; NaN for a block that held NaN or Inf */
-    int32_t *sum; /* (rows, k/32): sum of q over the block, for kernels that decode weights with an offset */
+    int8_t *q;    /* (rows, k) -127..127 */
+    int8_t *lo;   /* (rows, k) -127..127, or NULL */
+    float *s;     /* (rows, k/32): max|x| / steps; 0 for a block of (nearly) nothing, NaN for one with NaN or Inf */
+    int32_t *sum; /* (rows, k/32): sum of v over the block, for kernels that decode weights with an offset */
 } mxd_act;
 
-/* Blocks whose largest magnitude is below this become zeros with scale 0: 127 / max|x| stays a normal number. */
+/* Largest v: 127, or 254*127 with two digits. */
+enum { MXD_ACT_DIGIT = 254, MXD_ACT_STEPS = 127, MXD_ACT_STEPS2 = 254 * 127 };
+
+/* Blocks whose largest magnitude is below this become zeros with scale 0: steps / max|x| stays finite. */
 #define MXD_ACT_TINY 0x1p-100f
 
 /* y[m*ldy + 16*t + i] = row 16*t + i of W times activation row m, for all tiles t < ntiles and rows m < rows.
  * base, residual: first tile, nblocks = K/32 blocks a tile; residual may be NULL (one plane). Writes whole tiles. */
 typedef void mxd_matmul_fn(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                            const mxd_act *x, size_t rows, float *y, size_t ldy);
+
+/* Walk rows in groups that share decoded weights: call(m, R, digits) with at most four digit rows a group. */
+#define MXD_ROW_GROUPS(rows, two_digits, call)               \
+    do {                                                     \
+        size_t m_ = 0;                                       \
+        if (two_digits) {                                    \
+            for (; m_ + 2 <= (rows); m_ += 2) call(m_, 2, 2); \
+            if (m_ < (rows)) call(m_, 1, 2);                 \
+        } else {                                             \
+            for (; m_ + 4 <= (rows); m_ += 4) call(m_, 4, 1); \
+            for (; m_ + 2 <= (rows); m_ += 2) call(m_, 2, 1); \
+            if (m_ < (rows)) call(m_, 1, 1);                 \
+        }                                                    \
+    } while (0)
 
 typedef struct mxd_kernels {
     /* out rows `row`.. get `rows` rows of x (ldx floats apart), each of length k. */

@@ -12,11 +12,19 @@ static inline float reduce16(const float32x4_t v[4]) {
     return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
 }
 
+static inline void store_bytes(int8_t *out, const int32x4_t v[8]) {
+    for (int i = 0; i < 8; i += 4) {
+        int16x8_t a = vcombine_s16(vmovn_s32(v[i]), vmovn_s32(v[i + 1]));
+        int16x8_t b = vcombine_s16(vmovn_s32(v[i + 2]), vmovn_s32(v[i + 3]));
+        vst1q_s8(out + 4 * i, vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
+    }
+}
+
 static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
+    const float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
     for (size_t m = 0; m < rows; m++) {
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
-            int8_t *q = out->q + m * k + b * BLOCK;
             size_t at = m * (k / BLOCK) + b;
             float32x4_t in[8];
             uint32x4_t amax4 = vdupq_n_u32(0);
@@ -25,26 +33,33 @@ static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k,
                 amax4 = vmaxq_u32(amax4, vreinterpretq_u32_f32(vabsq_f32(in[i])));
             }
             uint32_t amax = vmaxvq_u32(amax4);
+            int fault = amax >= 0x7f800000u;
             float largest;
             memcpy(&largest, &amax, 4);
-            if (amax >= 0x7f800000u || largest < MXD_ACT_TINY) {
-                memset(q, 0, BLOCK);
-                out->s[at] = amax >= 0x7f800000u ? NAN : 0;
+            if (fault || largest < MXD_ACT_TINY) {
+                memset(out->q + at * BLOCK, 0, BLOCK);
+                if (out->lo) memset(out->lo + at * BLOCK, 0, BLOCK);
+                out->s[at] = fault ? NAN : 0;
                 out->sum[at] = 0;
                 continue;
             }
-            float inverse = 127.0f / largest;
-            int16x8_t half[4];
-            int32x4_t total = vdupq_n_s32(0);
-            for (int i = 0; i < 8; i += 2) {
-                int32x4_t r0 = vcvtnq_s32_f32(vmulq_n_f32(in[i], inverse));
-                int32x4_t r1 = vcvtnq_s32_f32(vmulq_n_f32(in[i + 1], inverse));
-                total = vaddq_s32(total, vaddq_s32(r0, r1));
-                half[i / 2] = vcombine_s16(vmovn_s32(r0), vmovn_s32(r1));
+            float upscale = steps / largest;
+            int32x4_t value[8], high[8], total = vdupq_n_s32(0);
+            for (int i = 0; i < 8; i++) {
+                value[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], upscale));
+                total = vaddq_s32(total, value[i]);
             }
-            vst1q_s8(q, vcombine_s8(vmovn_s16(half[0]), vmovn_s16(half[1])));
-            vst1q_s8(q + 16, vcombine_s8(vmovn_s16(half[2]), vmovn_s16(half[3])));
-            out->s[at] = largest / 127.0f;
+            if (out->lo) {
+                for (int i = 0; i < 8; i++) {
+                    high[i] = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_f32_s32(value[i]), 1.0f / MXD_ACT_DIGIT));
+                    value[i] = vmlsq_n_s32(value[i], high[i], MXD_ACT_DIGIT);
+                }
+                store_bytes(out->q + at * BLOCK, high);
+                store_bytes(out->lo + at * BLOCK, value);
+            } else {
+                store_bytes(out->q + at * BLOCK, value);
+            }
+            out->s[at] = largest / steps;
             out->sum[at] = vaddvq_s32(total);
         }
     }
@@ -57,42 +72,75 @@ static inline int32x4_t fold_rows(int16x8_t rows01, int16x8_t rows23) {
 }
 
 static inline void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                               float32x4_t acc[][4]) {
+                               int digits, float32x4_t acc[4][4]) {
     const int8x16_t table = e2m1_table();
     float32x4_t scale[4];
     load_scales(block, scale);
+    const int8_t *q[4];
+    digit_rows(x, nblocks, b, m0, R, digits, q);
+    int32x4_t d[4][4];
     for (int v = 0; v < 4; v++) { /* rows 4v .. 4v+3 */
         int16x8_t d01[4], d23[4];
-        for (int r = 0; r < R; r++) d01[r] = d23[r] = vdupq_n_s16(0);
+        for (int u = 0; u < R * digits; u++) d01[u] = d23[u] = vdupq_n_s16(0);
         for (int g = 0; g < 4; g++) {
             uint8x16_t packed = vld1q_u8(block + TILE + 64 * g + 16 * v);
             int8x16_t lo = vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15)));
             int8x16_t hi = vqtbl1q_s8(table, vshrq_n_u8(packed, 4));
-            for (int r = 0; r < R; r++) {
-                const int8_t *q = x->q + ((m0 + (size_t)r) * nblocks + b) * BLOCK + 8 * g;
-                int8x8_t q0 = broadcast4(q), q1 = broadcast4(q + 4);
-                d01[r] = vmlal_s8(d01[r], vget_low_s8(lo), q0);
-                d23[r] = vmlal_s8(d23[r], vget_high_s8(lo), q0);
-                d01[r] = vmlal_s8(d01[r], vget_low_s8(hi), q1);
-                d23[r] = vmlal_s8(d23[r], vget_high_s8(hi), q1);
+            for (int u = 0; u < R * digits; u++) {
+                int8x8_t q0 = broadcast4(q[u] + 8 * g), q1 = broadcast4(q[u] + 8 * g + 4);
+                d01[u] = vmlal_s8(d01[u], vget_low_s8(lo), q0);
+                d23[u] = vmlal_s8(d23[u], vget_high_s8(lo), q0);
+                d01[u] = vmlal_s8(d01[u], vget_low_s8(hi), q1);
+                d23[u] = vmlal_s8(d23[u], vget_high_s8(hi), q1);
             }
         }
-        for (int r = 0; r < R; r++) {
-            float32x4_t p = vmulq_n_f32(scale[v], x->s[(m0 + (size_t)r) * nblocks + b] * 0.5f);
-            acc[r][v] = vfmaq_f32(acc[r][v], vcvtq_f32_s32(fold_rows(d01[r], d23[r])), p);
-        }
+        for (int u = 0; u < R * digits; u++) d[u][v] = fold_rows(d01[u], d23[u]);
     }
+    accumulate(scale, d, 0.5f, x, nblocks, b, m0, R, digits, acc);
+}
+
+/* int8 x int8 products reach 127*127, so pairs are widened to int32 after every second group. */
+static inline void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+                                int digits, float32x4_t acc[4][4]) {
+    float32x4_t scale[4];
+    load_scales(block, scale);
+    const int8_t *q[4];
+    digit_rows(x, nblocks, b, m0, R, digits, q);
+    int32x4_t d[4][4];
+    for (int v = 0; v < 4; v++)
+        for (int u = 0; u < R * digits; u++) {
+            int32x4_t d01 = vdupq_n_s32(0), d23 = vdupq_n_s32(0);
+            for (int g = 0; g < 8; g += 2) {
+                int8x16_t w0 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 16 * v);
+                int8x16_t w1 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 64 + 16 * v);
+                int8x8_t q0 = broadcast4(q[u] + 4 * g), q1 = broadcast4(q[u] + 4 * g + 4);
+                d01 = vpadalq_s16(d01, vmlal_s8(vmull_s8(vget_low_s8(w0), q0), vget_low_s8(w1), q1));
+                d23 = vpadalq_s16(d23, vmlal_s8(vmull_s8(vget_high_s8(w0), q0), vget_high_s8(w1), q1));
+            }
+            d[u][v] = vpaddq_s32(d01, d23);
+        }
+    accumulate(scale, d, 0.015625f, x, nblocks, b, m0, R, digits, acc);
 }
 
 static inline void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,
-                              int R, float *y, size_t ldy) {
+                             int R, int digits, float *y, size_t ldy) {
     float32x4_t acc[4][4];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
     for (size_t b = 0; b < nblocks; b++) {
-        block_mxfp4(base + b * FP4_BYTES, x, nblocks, b, m0, R, acc);
-        if (residual) block_mxfp4(residual + b * FP4_BYTES, x, nblocks, b, m0, R, acc);
+        block_mxfp4(base + b * FP4_BYTES, x, nblocks, b, m0, R, digits, acc);
+        if (residual) block_mxfp4(residual + b * FP4_BYTES, x, nblocks, b, m0, R, digits, acc);
     }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
+}
+
+static inline void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, int digits, float *y,
+                              size_t ldy) {
+    float32x4_t acc[4][4];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
+    for (size_t b = 0; b < nblocks; b++) block_mxint8(tile + b * INT8_BYTES, x, nblocks, b, m0, R, digits, acc);
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
 }
@@ -102,44 +150,10 @@ static void mxd_matmul_mxfp4_neon(const uint8_t *base, const uint8_t *residual, 
     for (size_t t = 0; t < ntiles; t++) {
         const uint8_t *p0 = base + t * nblocks * FP4_BYTES;
         const uint8_t *p1 = residual ? residual + t * nblocks * FP4_BYTES : NULL;
-        float *out = y + t * TILE;
-        size_t m = 0;
-        for (; m + 4 <= rows; m += 4) rows_mxfp4(p0, p1, nblocks, x, m, 4, out, ldy);
-        for (; m + 2 <= rows; m += 2) rows_mxfp4(p0, p1, nblocks, x, m, 2, out, ldy);
-        if (m < rows) rows_mxfp4(p0, p1, nblocks, x, m, 1, out, ldy);
+#define GROUP(m, R, digits) rows_mxfp4(p0, p1, nblocks, x, m, R, digits, y + t * TILE, ldy)
+        MXD_ROW_GROUPS(rows, x->lo, GROUP);
+#undef GROUP
     }
-}
-
-/* int8 x int8 products reach 127*127, so pairs are widened to int32 after every second group. */
-static inline void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, float *y,
-                               size_t ldy) {
-    float32x4_t acc[4][4];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
-    for (size_t b = 0; b < nblocks; b++) {
-        const uint8_t *block = tile + b * INT8_BYTES;
-        float32x4_t scale[4];
-        load_scales(block, scale);
-        for (int v = 0; v < 4; v++) {
-            for (int r = 0; r < R; r++) {
-                size_t at = (m0 + (size_t)r) * nblocks + b;
-                int32x4_t d01 = vdupq_n_s32(0), d23 = vdupq_n_s32(0);
-                for (int g = 0; g < 8; g += 2) {
-                    int8x16_t w0 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 16 * v);
-                    int8x16_t w1 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 64 + 16 * v);
-                    int8x8_t q0 = broadcast4(x->q + at * BLOCK + 4 * g), q1 = broadcast4(x->q + at * BLOCK + 4 * g + 4);
-                    int16x8_t p01 = vmlal_s8(vmull_s8(vget_low_s8(w0), q0), vget_low_s8(w1), q1);
-                    int16x8_t p23 = vmlal_s8(vmull_s8(vget_high_s8(w0), q0), vget_high_s8(w1), q1);
-                    d01 = vpadalq_s16(d01, p01);
-                    d23 = vpadalq_s16(d23, p23);
-                }
-                float32x4_t p = vmulq_n_f32(scale[v], x->s[at] * 0.015625f);
-                acc[r][v] = vfmaq_f32(acc[r][v], vcvtq_f32_s32(vpaddq_s32(d01, d23)), p);
-            }
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
 }
 
 static void mxd_matmul_mxint8_neon(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
@@ -147,10 +161,9 @@ static void mxd_matmul_mxint8_neon(const uint8_t *base, const uint8_t *residual,
     (void)residual;
     for (size_t t = 0; t < ntiles; t++) {
         const uint8_t *tile = base + t * nblocks * INT8_BYTES;
-        float *out = y + t * TILE;
-        size_t m = 0;
-        for (; m + 4 <= rows; m += 4) rows_mxint8(tile, nblocks, x, m, 4, out, ldy);
-        for (; m < rows; m++) rows_mxint8(tile, nblocks, x, m, 1, out, ldy);
+#define GROUP(m, R, digits) rows_mxint8(tile, nblocks, x, m, R, digits, y + t * TILE, ldy)
+        MXD_ROW_GROUPS(rows, x->lo, GROUP);
+#undef GROUP
     }
 }
 

@@ -34,5 +34,28 @@ static inline int8x8_t broadcast4(const int8_t *q) {
     return vreinterpret_s8_s32(vdup_n_s32(four));
 }
 
+/* Digit rows of R activation rows at block b: R high digits, then R low ones if there are two. */
+static inline void digit_rows(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits,
+                              const int8_t *q[4]) {
+    for (int r = 0; r < R; r++) {
+        size_t at = ((m0 + (size_t)r) * nblocks + b) * BLOCK;
+        q[r] = x->q + at;
+        if (digits == 2) q[R + r] = x->lo + at;
+    }
+}
+
+/* acc[r][v] = fma(dot, 2^sw * (s * unit), acc[r][v]) for the R rows whose digits' dot products with rows 4v..4v+3 of
+ * the tile are d[..][v]. */
+static inline void accumulate(const float32x4_t scale[4], int32x4_t d[4][4], float unit, const mxd_act *x,
+                              size_t nblocks, size_t b, size_t m0, int R, int digits, float32x4_t acc[4][4]) {
+    for (int r = 0; r < R; r++) {
+        float s = x->s[(m0 + (size_t)r) * nblocks + b] * unit;
+        for (int v = 0; v < 4; v++) {
+            int32x4_t dot = digits == 2 ? vmlaq_n_s32(d[R + r][v], d[r][v], MXD_ACT_DIGIT) : d[r][v];
+            acc[r][v] = vfmaq_f32(acc[r][v], vcvtq_f32_s32(dot), vmulq_n_f32(scale[v], s));
+        }
+    }
+}
+
 #endif
 #endif

@@ -43,30 +43,29 @@ static float reduce16(const float lane_in[LANES]) {
 }
 
 static void mxd_quantize_ref(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
+    float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
     for (size_t m = 0; m < rows; m++) {
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
-            int8_t *q = out->q + m * k + b * BLOCK;
             size_t at = m * (k / BLOCK) + b;
             uint32_t amax = 0;
             for (int i = 0; i < BLOCK; i++) {
                 uint32_t a = to_bits(v[i]) & 0x7fffffffu;
                 if (a > amax) amax = a;
             }
+            int fault = amax >= 0x7f800000u; /* NaN or Inf must reach the output */
+            int present = !fault && from_bits(amax) >= MXD_ACT_TINY;
+            float upscale = present ? steps / from_bits(amax) : 0;
             int32_t sum = 0;
-            memset(q, 0, BLOCK);
-            if (amax >= 0x7f800000u) { /* NaN or Inf: let the fault reach the output */
-                out->s[at] = NAN;
-            } else if (from_bits(amax) < MXD_ACT_TINY) {
-                out->s[at] = 0;
-            } else {
-                float inverse = 127.0f / from_bits(amax);
-                for (int i = 0; i < BLOCK; i++) {
-                    q[i] = (int8_t)rintf(v[i] * inverse); /* at most 127 * (1 + 2^-23): rounds to 127 */
-                    sum += q[i];
-                }
-                out->s[at] = from_bits(amax) / 127.0f;
+            for (int i = 0; i < BLOCK; i++) {
+                /* At most steps * (1 + 2^-23), which rounds to steps. */
+                int32_t value = present ? (int32_t)rintf(v[i] * upscale) : 0;
+                int32_t high = out->lo ? (int32_t)rintf((float)value * (1.0f / MXD_ACT_DIGIT)) : value;
+                out->q[at * BLOCK + (size_t)i] = (int8_t)high;
+                if (out->lo) out->lo[at * BLOCK + (size_t)i] = (int8_t)(value - MXD_ACT_DIGIT * high);
+                sum += value;
             }
+            out->s[at] = fault ? NAN : present ? from_bits(amax) / steps : 0;
             out->sum[at] = sum;
         }
     }
@@ -91,6 +90,13 @@ static int32_t dot_mxint8(const uint8_t *block, int row, const int8_t *q) {
     return d;
 }
 
+/* The dot product with whole activations, from those of their digits. */
+static int32_t dot_digits(int32_t (*dot)(const uint8_t *, int, const int8_t *), const uint8_t *block, int row,
+                          const mxd_act *x, size_t at) {
+    int32_t d = dot(block, row, x->q + at * BLOCK);
+    return x->lo ? MXD_ACT_DIGIT * d + dot(block, row, x->lo + at * BLOCK) : d;
+}
+
 static void mxd_matmul_mxfp4_ref(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                  const mxd_act *x, size_t rows, float *y, size_t ldy) {
     const uint8_t *planes[2] = {base, residual};
@@ -101,7 +107,7 @@ static void mxd_matmul_mxfp4_ref(const uint8_t *base, const uint8_t *residual, s
                 for (size_t b = 0; b < nblocks; b++)
                     for (int p = 0; p < 2 && planes[p]; p++) {
                         const uint8_t *block = planes[p] + (t * nblocks + b) * FP4_BYTES;
-                        int32_t d = dot_mxfp4(block, i, x->q + (m * nblocks + b) * BLOCK);
+                        int32_t d = dot_digits(dot_mxfp4, block, i, x, m * nblocks + b);
                         acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * 0.5f), acc);
                     }
                 y[m * ldy + t * TILE + (size_t)i] = acc;
@@ -117,7 +123,7 @@ static void mxd_matmul_mxint8_ref(const uint8_t *base, const uint8_t *residual, 
                 float acc = 0;
                 for (size_t b = 0; b < nblocks; b++) {
                     const uint8_t *block = base + (t * nblocks + b) * INT8_BYTES;
-                    int32_t d = dot_mxint8(block, i, x->q + (m * nblocks + b) * BLOCK);
+                    int32_t d = dot_digits(dot_mxint8, block, i, x, m * nblocks + b);
                     acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * 0.015625f), acc);
                 }
                 y[m * ldy + t * TILE + (size_t)i] = acc;

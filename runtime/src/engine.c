@@ -53,6 +53,7 @@ static size_t layout(mxd_engine *g, char *base) {
     g->scores = take(&b, g->plan.threads * ctx, sizeof(float));
     g->logits = take(&b, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
     g->act.q = take(&b, rows * widest, sizeof(int8_t));
+    g->act.lo = g->precision ? take(&b, rows * widest, sizeof(int8_t)) : NULL; /* full: 16-bit activations */
     g->act.s = take(&b, rows * widest / MXD_BLOCK, sizeof(float));
     g->act.sum = take(&b, rows * widest / MXD_BLOCK, sizeof(int32_t));
     g->scratch.weights = take(&b, c->vocab, sizeof(float));

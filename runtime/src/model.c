@@ -23,7 +23,11 @@ static void my_rows(const mxd_engine *g, uint32_t thread, size_t *from, size_t *
 
 /* The activation buffer from row m on, for rows of width k. */
 static mxd_act act_row(const mxd_engine *g, size_t m, size_t k) {
-    return (mxd_act){g->act.q + m * k, g->act.s + m * (k / MXD_BLOCK), g->act.sum + m * (k / MXD_BLOCK)};
+    size_t block = m * (k / MXD_BLOCK);
+    return (mxd_act){.q = g->act.q + m * k,
+                     .lo = g->act.lo ? g->act.lo + m * k : NULL,
+                     .s = g->act.s + block,
+                     .sum = g->act.sum + block};
 }
 
 static void quantize_rows(const mxd_engine *g, const float *x, size_t k, size_t from, size_t to) {

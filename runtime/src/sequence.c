@@ -69,7 +69,9 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
     if (n >= ctx || s->token_count + n >= ctx)
         return mxd_fail(err, MXD_ERR_CONTEXT, "prompt %zu tokens, context %u: no room to answer", s->token_count + n,
                         ctx);
-    if (s->token_count + n == 0) return mxd_fail(err, MXD_ERR_ARGUMENT, "an empty prompt gives nothing to continue");
+    if (s->token_count + n == s->done)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "nothing to continue: the prompt is empty, all %zu tokens are processed",
+                        s->done);
     memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
     s->token_count += n;
     s->prompt_end = s->output_from = s->token_count;

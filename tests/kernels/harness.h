@@ -8,7 +8,7 @@
 
 #include "../../runtime/kernels/kernels.h"
 
-enum { MAX_SIZES = 4, MAX_BUFFERS = 8, MAX_BENCH = 4 };
+enum { MAX_SIZES = 5, MAX_BUFFERS = 8, MAX_BENCH = 4 };
 
 typedef enum element { U8, I8, F16, I32, F32 } element;
 

@@ -20,9 +20,11 @@ static int row_sizes(size_t index, size_t *size) {
     return index < COUNT(ROWS) * COUNT(WIDTHS);
 }
 
+/* The last size of the quantized operations: digits of the activations. */
 static int quantize_sizes(size_t index, size_t *size) {
-    int more = row_sizes(index, size);
-    size[2] = size[1] + TILE * (index % 3);
+    int more = row_sizes(index / 2, size);
+    size[2] = size[1] + TILE * (index / 2 % 3);
+    size[3] = 1 + index % 2;
     return more;
 }
 
@@ -31,6 +33,7 @@ static void run_quantize(trial *t) {
     const float *x = take_f32(t, "x", (rows - 1) * ldx + k);
     mxd_act out;
     out.q = take(t, "q", I8, rows * k);
+    out.lo = t->size[3] == 2 ? take(t, "lo", I8, rows * k) : NULL;
     out.s = take(t, "s", F32, rows * (k / BLOCK));
     out.sum = take(t, "sum", I32, rows * (k / BLOCK));
     while (running(t)) t->kernels->quantize(x, ldx, rows, k, &out);
@@ -54,40 +57,43 @@ static uint8_t *take_tiles(trial *t, const char *name, size_t blocks, size_t blo
     return w;
 }
 
-/* Activations as quantize makes them: |q| <= 127; s from 2^-107 up, or 0 or NaN with zeros in q. */
-static mxd_act take_act(trial *t, size_t rows, size_t k) {
+/* Activations as quantize makes them: digits within +-127; s from 2^-115 up, or 0 or NaN with zeros in the digits. */
+static mxd_act take_act(trial *t, size_t rows, size_t k, int digits) {
     size_t blocks = rows * (k / BLOCK);
     mxd_act x;
     x.q = take(t, "q", I8, rows * k);
+    x.lo = digits == 2 ? take(t, "lo", I8, rows * k) : NULL;
     x.s = take(t, "s", F32, blocks);
     x.sum = take(t, "sum", I32, blocks);
     int modest = t->style == PLAIN || t->style == TIES;
     for (size_t b = 0; b < blocks; b++) {
-        int empty = pick(t, 16) == 0, exponent = modest ? (int)pick(t, 8) - 10 : (int)pick(t, 228) - 107;
+        int empty = pick(t, 16) == 0, exponent = modest ? (int)pick(t, 8) - 10 : (int)pick(t, 236) - 115;
         float mantissa = 1 + (float)pick(t, 1 << 23) * 0x1p-23f;
         x.s[b] = !empty ? ldexpf(mantissa, exponent) : t->style == NONFINITE ? NAN : 0;
         x.sum[b] = 0;
         int8_t extreme = pick(t, 2) ? 127 : -127;
         for (size_t i = 0; i < BLOCK; i++) {
-            int8_t any = (int8_t)((int)pick(t, 255) - 127), q = t->style == TIES ? extreme : any;
-            x.q[b * BLOCK + i] = empty ? 0 : q;
-            x.sum[b] += x.q[b * BLOCK + i];
+            size_t at = b * BLOCK + i;
+            for (int digit = 0; digit < digits; digit++) {
+                int8_t any = (int8_t)((int)pick(t, 255) - 127), q = t->style == TIES ? extreme : any;
+                (digit ? x.lo : x.q)[at] = empty ? 0 : q;
+            }
+            x.sum[b] += digits == 2 ? MXD_ACT_DIGIT * x.q[at] + x.lo[at] : x.q[at];
         }
     }
     return x;
 }
 
-static int mxint8_sizes(size_t index, size_t *size) {
-    int more = row_sizes(index, size);
-    size[2] = size[0] * size[1] > 5000 ? 1 : 1 + index % 5;
-    size[3] = 1;
+static int matmul_sizes(size_t index, size_t *size) { /* rows, K, tiles, planes, digits */
+    int more = row_sizes(index / 4, size);
+    size[2] = size[0] * size[1] > 5000 ? 1 : 1 + index / 4 % 5;
+    size[3] = 1 + index % 2;
+    size[4] = 1 + index / 2 % 2;
     return more;
 }
 
-static int mxfp4_sizes(size_t index, size_t *size) {
-    int more = mxint8_sizes(index / 2, size);
-    size[3] = 1 + index % 2;
-    return more;
+static int one_plane_sizes(size_t index, size_t *size) {
+    return matmul_sizes(2 * index, size);
 }
 
 static void run_matmul(trial *t, mxd_matmul_fn *matmul, size_t block_bytes) {
@@ -95,7 +101,7 @@ static void run_matmul(trial *t, mxd_matmul_fn *matmul, size_t block_bytes) {
     size_t width = ntiles * TILE, ldy = width + TILE * (rows % 3);
     const uint8_t *base = take_tiles(t, "base", ntiles * nblocks, block_bytes);
     const uint8_t *residual = t->size[3] == 2 ? take_tiles(t, "residual", ntiles * nblocks, block_bytes) : NULL;
-    mxd_act x = take_act(t, rows, k);
+    mxd_act x = take_act(t, rows, k, (int)t->size[4]);
     float *y = take(t, "y", F32, (rows - 1) * ldy + width);
     while (running(t)) matmul(base, residual, nblocks, ntiles, &x, rows, y, ldy);
 }
@@ -188,16 +194,20 @@ static void run_attention(trial *t) {
 
 /* Times are those of SmolLM2-135M's shapes. */
 const op OPS[] = {
-    {OP(quantize), {"rows", "k", "ldx"}, quantize_sizes, {{1, 576, 576}, {1, 1536, 1536}}, run_quantize},
+    {OP(quantize),
+     {"rows", "k", "ldx", "digits"},
+     quantize_sizes,
+     {{1, 576, 576, 1}, {1, 1536, 1536, 1}, {1, 576, 576, 2}},
+     run_quantize},
     {OP(matmul_mxfp4),
-     {"rows", "k", "ntiles", "planes"},
-     mxfp4_sizes,
-     {{1, 576, 96, 1}, {4, 576, 96, 1}, {8, 576, 96, 1}, {1, 576, 96, 2}},
+     {"rows", "k", "ntiles", "planes", "digits"},
+     matmul_sizes,
+     {{1, 576, 96, 1, 1}, {4, 576, 96, 1, 1}, {8, 576, 96, 1, 1}, {1, 576, 96, 2, 2}},
      run_matmul_mxfp4},
     {OP(matmul_mxint8),
-     {"rows", "k", "ntiles"},
-     mxint8_sizes,
-     {{1, 576, 96, 1}, {4, 576, 96, 1}, {8, 576, 96, 1}},
+     {"rows", "k", "ntiles", "planes", "digits"},
+     one_plane_sizes,
+     {{1, 576, 96, 1, 1}, {4, 576, 96, 1, 1}, {8, 576, 96, 1, 1}, {1, 576, 96, 1, 2}},
      run_matmul_mxint8},
     {OP(rmsnorm), {"n"}, width_sizes, {{576}}, run_rmsnorm},
     {OP(rope), {"d"}, rope_sizes, {{64}}, run_rope},

@@ -36,7 +36,6 @@ _CONSTANTS: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {
     "e8m0": np.concatenate([_powers(-127, 127), _NAN]),
     "e8m0_64th": np.concatenate([_powers(-133, 121), _NAN]),
     "tiny": np.array(ACTIVATION_TINY, np.float32),
-    "steps": np.array(127, np.float32),
     "zero": np.zeros((), np.float32),
     "last_axis": np.array([-1]),
     "rest": np.array([-1]),
@@ -44,11 +43,12 @@ _CONSTANTS: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {
 }
 
 _BODIES = [
-    # mx.quantize_activations, multiplied out again. A block of (nearly) nothing gets scale 0, one with NaN or
+    # mx.quantize_activations, multiplied out again; steps is 127 for 8 bits, 32258 for 16. A block of (nearly) nothing gets scale 0, one with NaN or
     # Inf becomes NaN as a whole.
-    """ActivationQuantizeDequantize <block_size: int = 32> (X) => (Y) {
+    """ActivationQuantizeDequantize <block_size: int = 32, steps: float = 127.0> (X) => (Y) {
         shape = Shape (X)
         leading = Shape <start = 0, end = -1> (X)
+        most = Constant <value_float: float = @steps> ()
         size = Constant <value_int: int = @block_size> ()
         sizes = Reshape (size, rest)
         blocked = Concat <axis = 0> (leading, rest, sizes)
@@ -56,11 +56,11 @@ _BODIES = [
         magnitude = Abs (B)
         amax = ReduceMax <keepdims = 1> (magnitude, last_axis)
         nothing = Less (amax, tiny)
-        per_step = Div (steps, amax)
+        per_step = Div (most, amax)
         upscale = Where (nothing, zero, per_step)
         scaled = Mul (B, upscale)
         q = Round (scaled)
-        step = Div (amax, steps)
+        step = Div (amax, most)
         downscale = Where (nothing, zero, step)
         zeros = Mul (B, zero)
         fault = ReduceSum <keepdims = 1> (zeros, last_axis)
@@ -92,22 +92,22 @@ _BODIES = [
         shape = Shape (W)
         Y = Reshape (D, shape)
     }""",
-    """MXFP4MatMul <block_size: int = 32> (X, W, S) => (Y) {
-        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
+    """MXFP4MatMul <block_size: int = 32, steps: float = 127.0> (X, W, S) => (Y) {
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size, steps: float = @steps> (X)
         B = mxdraft.MXFP4Dequantize (W, S)
         BT = Transpose <perm = [1, 0]> (B)
         Y = MatMul (A, BT)
     }""",
-    """MXFP4ResidualMatMul <block_size: int = 32> (X, W, S, RW, RS) => (Y) {
-        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
+    """MXFP4ResidualMatMul <block_size: int = 32, steps: float = 32258.0> (X, W, S, RW, RS) => (Y) {
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size, steps: float = @steps> (X)
         base = mxdraft.MXFP4Dequantize (W, S)
         residual = mxdraft.MXFP4Dequantize (RW, RS)
         B = Add (base, residual)
         BT = Transpose <perm = [1, 0]> (B)
         Y = MatMul (A, BT)
     }""",
-    """MXINT8MatMul <block_size: int = 32> (X, W, S) => (Y) {
-        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
+    """MXINT8MatMul <block_size: int = 32, steps: float = 127.0> (X, W, S) => (Y) {
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size, steps: float = @steps> (X)
         B = mxdraft.MXINT8Dequantize (W, S)
         BT = Transpose <perm = [1, 0]> (B)
         Y = MatMul (A, BT)

@@ -34,7 +34,7 @@ from mxdraft.checkpoint import Checkpoint, ModelConfig, tokenizer_json
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.files import replacing
-from mxdraft.mx import MXTensor, Rule, dequantize, quantize
+from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize
 from mxdraft.qat_delta import TrainedBase
 
 Precision = Literal["base", "full"]
@@ -201,6 +201,7 @@ class _Graph:
     def __init__(self, config: ModelConfig, precision: Precision) -> None:
         self.config = config
         self.precision = precision
+        self.activations = {"block_size": BLOCK, "steps": float(ACTIVATION_STEPS[precision])}
         self.nodes: list[onnx.NodeProto] = []
         self.values: list[onnx.ValueInfoProto] = []
 
@@ -223,7 +224,7 @@ class _Graph:
         if self.precision == "full":
             weights += initializer_names(f"{module}.weight", "residual")
         kind = "MXFP4MatMul" if self.precision == "base" else "MXFP4ResidualMatMul"
-        return self.mx_op(kind, [x, *weights], module, width, block_size=32)
+        return self.mx_op(kind, [x, *weights], module, width, **self.activations)
 
     def norm(self, x: str, module: str) -> str:
         inputs = [x, f"{module}.weight"]
@@ -274,7 +275,7 @@ def build_model(
         normed = graph.norm(x, f"{prefix}.post_attention_layernorm")
         x = graph.op("Add", [x, graph.feed_forward(normed, f"{prefix}.mlp")], prefix)
     normed = graph.norm(x, "model.norm")
-    graph.op("MXINT8MatMul", [normed, *head], "logits", domain=DOMAIN, block_size=32)
+    graph.op("MXINT8MatMul", [normed, *head], "logits", domain=DOMAIN, **graph.activations)
 
     caches = [f"{layer}.{kind}" for layer in range(config.layers) for kind in ("key", "value")]
     past: list[str | int] = ["batch", config.kv_heads, "past", config.head_dim]

@@ -1,0 +1,48 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import cffi
+import pytest
+import tiny
+from clib import KERNELS, REPOSITORY, RUNTIME, compile_c, native
+from mxdraft.export import export_model
+from mxdraft.pack import pack
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fixture T as a bundle: both planes, golden vectors without digests."""
+    folder = tmp_path_factory.mktemp("bundle")
+    export_model(tiny.checkpoint(), folder)
+    pack(folder, folder / "t.mxb")
+    return folder / "t.mxb"
+
+
+@pytest.fixture(scope="session")
+def internals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """(ffi, lib): private functions of the runtime, those of ``sampler.h`` and ``cpu.h`` with the kernels.
+
+    In this library the process may run on the CPUs that ``allow_cpus()`` was told last.
+    """
+    ffi = cffi.FFI()
+    public = (RUNTIME / "include" / "mxdraft.h").read_text(encoding="utf-8")
+    ffi.cdef(public.split("/* <cdef> */")[1].split("/* </cdef> */")[0])
+    for header in ("kernels/kernels.h", "src/sampler.h", "src/cpu.h"):
+        text = (RUNTIME / header).read_text(encoding="utf-8")
+        ffi.cdef(re.sub(r"^#(.*\\\n)*.*", "", text, flags=re.MULTILINE))
+    ffi.cdef("void allow_cpus(uint64_t mask);")
+    library = compile_c(
+        native("gnu.2.28"),
+        tmp_path_factory.mktemp("internals") / "libinternals.so",
+        *("-fvisibility=default", "-shared", "-fPIC", "-Dsched_getaffinity=test_sched_getaffinity"),
+        *(RUNTIME / "src" / name for name in ("sampler.c", "cpu.c", "status.c")),
+        *KERNELS,
+        REPOSITORY / "tests" / "c" / "affinity.c",
+        "-lm",
+    )
+    return ffi, ffi.dlopen(str(library))

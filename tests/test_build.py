@@ -1,0 +1,281 @@
+"""Targets, the cross-build, its audit, and the wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from fake_device import make_bundle
+from mxdraft.build import FLAGS, build, compiler, link
+from mxdraft.elf import audit
+from mxdraft.errors import RefusedError, UsageError
+from mxdraft.targets import REPOSITORY, load_target
+from mxdraft.wheel import build_wheel
+
+TARGETS = sorted(path.stem for path in (REPOSITORY / "targets").glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def rpi() -> list[Path]:
+    return build("rpi")
+
+
+# ---- targets ----
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_are_valid_and_documented(name: str) -> None:
+    target = load_target(name)
+    assert target.name == name
+    assert f"`{name}`" in (REPOSITORY / "targets/README.md").read_text(encoding="utf-8")
+    # Nothing tuned to the machine that builds may reach one that runs (-march=native and its kind).
+    assert "native" not in " ".join([*compiler(target, "cli"), *compiler(target, "library"), *FLAGS])
+
+
+def test_boards_share_one_binary() -> None:
+    rpi = load_target("rpi")
+    for name in ("rpi4", "rpi5", "rpizero2w"):
+        assert compiler(load_target(name), "cli") == compiler(rpi, "cli")
+
+
+def test_unknown_target_names_the_known() -> None:
+    with pytest.raises(UsageError, match=r"unknown target 'pi3' \(known: host, rpi, rpi4, rpi5, rpizero2w\)"):
+        load_target("pi3")
+
+
+@pytest.mark.parametrize("name", ["../rpi", "/etc/x", "", "rpi.toml"])
+def test_target_is_no_path(name: str) -> None:
+    with pytest.raises(UsageError, match="unknown target"):
+        load_target(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('arch = "aarch64"', 'arch = "armv7l"', "arch = 'armv7l' .allowed: host, x86_64, aarch64"),
+        ('cpu = "cortex_a53"', 'cpu = "native"', "cpu = 'native' .allowed: baseline, cortex_a53"),
+        (
+            'arch = "aarch64"',
+            'arch = "aarch64"\nboard = 1',
+            "unknown key 'board' .allowed: description, arch",
+        ),
+        ('arch = "aarch64"', "", "missing key 'arch'"),
+        ('outputs = ["cli", "library"]', 'outputs = ["gui"]', "allowed: a list of cli, library"),
+        ('glibc = "2.28"', 'glibc = "latest"', "allowed: a version such as 2.28"),
+        ("ctx = 2048", "ctx = -1", r"\[run\] ctx = -1 .allowed: a whole number from 0 to 1048576"),
+        ("ctx = 2048", "ctx = true", r"\[run\] ctx = True"),
+        ("ctx = 2048", "context = 1", r"\[run\] unknown key 'context' .allowed: memory_mib, threads, ctx"),
+        ('cpus = "0-3"', 'cpus = "all"', r"\[service\] cpus = 'all' .allowed: a list such as 0-3"),
+        ("[service]", "[services]", r"\[service\] missing key|unknown key 'services'"),
+        ("[run]", "[run", "rpi.toml: "),
+    ],
+)
+def test_bad_target_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = (REPOSITORY / "targets/rpi.toml").read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "rpi.toml").write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(RefusedError, match=message):
+        load_target("rpi", tmp_path)
+
+
+# ---- cross-build ----
+
+
+def test_two_builds_are_equal(rpi: list[Path], tmp_path: Path) -> None:
+    for folder in ("runtime", "targets"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / "elsewhere" / folder)
+    (again,) = build("rpi4", repository=tmp_path / "elsewhere")
+    assert again.read_bytes() == rpi[0].read_bytes()
+    assert str(tmp_path).encode() not in again.read_bytes()
+    made = again.stat().st_mtime_ns
+    build("rpi4", repository=tmp_path / "elsewhere")
+    assert again.stat().st_mtime_ns == made  # up to date: nothing is built
+
+
+def test_what_was_built(rpi: list[Path]) -> None:
+    cli, library = rpi
+    with cli.open("rb") as file:
+        elf = ELFFile(file)
+        assert elf["e_machine"] == "EM_AARCH64"
+        assert elf.get_section_by_name(".dynamic") is None
+        assert elf.get_section_by_name(".symtab") is None
+    with library.open("rb") as file:
+        dynamic = ELFFile(file).get_section_by_name(".dynamic")
+        needed = {tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"}
+    assert needed == {
+        "libc.so.6",
+        "libm.so.6",
+        "libpthread.so.0",
+    }  # no libgomp, nothing to run out of TLS for
+
+
+def test_page_size_is_asked_for() -> None:
+    """A Raspberry Pi 5 has pages of 16 KiB; 4096 must be nowhere but in buffers and format limits."""
+    for path in (REPOSITORY / "runtime" / "src").glob("*.c"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not re.search(r"\b4096\b", line) or not re.search(
+                r"page|mmap|align", line, re.IGNORECASE
+            ), line
+
+
+# ---- audit ----
+
+
+def _link(folder: Path, source: str, *options: str, shared: str | None = None, glibc: str = "2.28") -> None:
+    target = load_target("rpi")
+    command = compiler(target, "cli")
+    if shared:
+        command[command.index("-target") + 1] = f"aarch64-linux-gnu.{shared}"
+    (folder / "x.c").write_text(source, encoding="utf-8")
+    made = folder / "x.o"
+    subprocess.run([*command, "-fPIC", "-O1", "-c", folder / "x.c", "-o", made], check=True)
+    kind = "-shared" if shared else "-static"
+    (folder / "audited").mkdir(exist_ok=True)
+    command += [kind, "-s", "-Wl,--gc-sections", "-Wl,--print-map", *options]
+    link(command, [made], folder / "audited" / "out", glibc, True)
+
+
+_SDOT = ".inst 0x4e829420"
+_LDADD = ".inst 0xb8200041"
+
+
+def _program(instruction: str, function: str) -> str:
+    return (
+        f'__attribute__((noinline)) int {function}(int x) {{ __asm__ volatile("{instruction}"); return x; }}\n'
+        f"int main(int n, char **v) {{ (void)v; return {function}(n); }}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("instruction", "function", "message"),
+    [
+        (_SDOT, "sum_of_products", "sum_of_products at 0x.* dotprod extension .4e829420."),
+        (_LDADD, "count", "count at 0x.* lse extension"),
+        (_LDADD, "mxd_x_dotprod", "mxd_x_dotprod at 0x.* lse extension"),  # not what it is named after
+        (_SDOT, "has_dotprod", "has_dotprod at 0x"),  # runs on every board
+        (_SDOT, "mxd_kernels_init_dotprod", "mxd_kernels_init_dotprod at 0x"),
+        (".inst 0x4e83a441", "mxd_matmul_dotprod", "i8mm extension"),
+        (".inst 0x4e284820", "hash", "crypto extension"),
+        (".inst 0x04a30041", "vector", "sve extension"),
+    ],
+)
+def test_audit_names_the_function(tmp_path: Path, instruction: str, function: str, message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
+        _link(tmp_path, _program(instruction, function))
+    assert not (tmp_path / "audited" / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("instruction", "function"),
+    [(_SDOT, "mxd_matmul_dotprod"), (".inst 0x4e83a441", "mxd_matmul_i8mm"), ("nop", "count")],
+)
+def test_audit_allows_dispatched_kernels(tmp_path: Path, instruction: str, function: str) -> None:
+    _link(tmp_path, _program(instruction, function))
+    assert (tmp_path / "audited" / "out").exists()
+
+
+# pthread_create moved from libpthread to libc with a new version in glibc 2.34.
+_THREADS = (
+    "#include <pthread.h>\nstatic void *f(void *x) { return x; }\n"
+    "int start(void) { pthread_t t; return pthread_create(&t, 0, f, 0); }\n"
+)
+
+
+def test_audit_of_glibc(tmp_path: Path) -> None:
+    with pytest.raises(
+        RefusedError, match=r"pthread_create needs GLIBC_2.34, newer than the target's glibc 2.31"
+    ):
+        _link(tmp_path, _THREADS, "-pthread", shared="2.38", glibc="2.31")
+    _link(tmp_path, _THREADS, "-pthread", shared="2.28", glibc="2.31")
+
+
+def test_audit_of_alignment(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match=r"LOAD segment at 0x.* is aligned to 0x1000; pages of 16 KiB"):
+        _link(tmp_path, _program("nop", "f"), "-Wl,-z,max-page-size=4096")
+
+
+def test_audit_of_the_stack(rpi: list[Path], tmp_path: Path) -> None:
+    data = bytearray(rpi[0].read_bytes())
+    with rpi[0].open("rb") as file:
+        elf = ELFFile(file)
+        kinds = [segment["p_type"] for segment in elf.iter_segments()]
+        flags = elf["e_phoff"] + kinds.index("PT_GNU_STACK") * elf["e_phentsize"] + 4
+    data[flags] |= 1
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(RefusedError, match="stack would be executable"):
+        audit(tmp_path / "x", "", "2.28")
+
+
+# ---- the same bits on every board ----
+
+
+@pytest.mark.skipif(shutil.which("qemu-aarch64") is None, reason="needs qemu-aarch64 (qemu-user)")
+def test_same_bits_on_every_board(rpi: list[Path], tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, 0)
+    host = build("host")[0]
+
+    def run(*command: str | Path) -> bytes:
+        return subprocess.run(command, check=True, capture_output=True).stdout
+
+    verify = ["verify", "-m", bundle, "-t", "1"]
+    generate = ["generate", "-m", bundle, "-t", "1", "--raw", "-p", "The boat", "-n", "8", "--ignore-eos"]
+    digest, text = run(host, *verify), run(host, *generate)
+    assert digest
+    assert text
+    for cpu, dotprod in (("cortex-a53", False), ("cortex-a72", False), ("cortex-a76", True)):
+        board = ("qemu-aarch64", "-cpu", cpu, rpi[0])
+        assert run(*board, *verify) == digest
+        assert run(*board, *generate) == text
+        assert (b"dotprod" in run(*board, "info", "--cpu")) == dotprod
+
+
+# ---- wheel ----
+
+
+def test_wheel_runs_without_the_repository(tmp_path: Path) -> None:
+    wheel = build_wheel("host")
+    assert re.fullmatch(r"mxdraft-[\d.]+-py3-none-manylinux_2_28_(x86_64|aarch64)\.whl", wheel.name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--target", tmp_path / "site", wheel], check=True)
+    bundle = make_bundle(tmp_path, 0)
+    environment = {key: value for key, value in os.environ.items() if key not in ("MXDRAFT_LIBRARY", "CC")}
+    done = subprocess.run(
+        [sys.executable, "-c", "import mxdraft.cli; mxdraft.cli.main()", "verify", "-m", bundle],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch("[0-9a-f]{64}\n", done.stdout)
+
+
+def test_wheel_for_the_pi(rpi: list[Path]) -> None:
+    wheel = build_wheel("rpi")
+    assert wheel.name.endswith("-py3-none-manylinux_2_28_aarch64.whl")
+    first = wheel.read_bytes()
+    assert build_wheel("rpi").read_bytes() == first
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        assert archive.read("mxdraft/_runtime/libmxdraft.so") == rpi[1].read_bytes()
+        names = archive.namelist()
+        (metadata,) = (name for name in names if name.endswith("/METADATA"))
+        text = archive.read(metadata).decode()
+    assert "mxdraft/deploy/device.sh" in names
+    assert re.search(r"^Requires-Dist: numpy>=[\d.]+$", text, re.MULTILINE)
+    assert re.search(r'^Requires-Dist: onnx>=.*; extra == "toolchain"$', text, re.MULTILINE)
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+
+
+def test_wheel_needs_a_library() -> None:
+    with pytest.raises(RefusedError, match="rpi4 has no library among its outputs"):
+        build_wheel("rpi4")
