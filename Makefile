@@ -8,15 +8,22 @@ VENV    := .venv
 MXDRAFT := $(VENV)/bin/mxdraft
 BUNDLE  := build/$(MODEL).mxb
 DELTA   := $(wildcard models/$(MODEL)/qat.delta)
+# Only from the command line: some shells have HOST in their environment, for this machine.
+DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
 
-.PHONY: help demo test lint verify build clean
+.PHONY: help demo test test-deploy lint verify build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo                get the weights, build runtime and bundle, stream an answer"
 	@echo "make test                everything that CI runs"
 	@echo "make build TARGET=rpi    the C runtime for a target of targets/ (default: host)"
+	@echo "make deploy TARGET=rpi HOST=pi@raspberrypi.local   ship, prove there, switch (docs/deploy.md)"
+	@echo "make deploy TARGET=rpi HOSTS=hosts.toml            the same for a fleet"
+	@echo "make deploy TARGET=rpi                             an archive with an install.sh instead"
+	@echo "make rollback|status HOST=pi@raspberrypi.local     switch back; what is deployed"
+	@echo "make test-deploy         deploy to an emulated Raspberry Pi"
 	@echo "make verify              prove that the bundle computes the golden bits on this machine"
 	@echo "make lint                ruff, mypy --strict"
 	@echo "make clean               remove what was built (not the downloaded weights)"
@@ -37,12 +44,24 @@ verify: $(BUNDLE)
 
 build: build/$(TARGET)/mxdraft
 
+deploy: $(BUNDLE) build/$(TARGET)/mxdraft
+	$(MXDRAFT) deploy --target $(TARGET) -m $(BUNDLE) $(DEVICES) $(DEST:%=--dest %) $(if $(SERVICE),--service)
+
+rollback status: $(VENV)/installed
+	$(MXDRAFT) $@ $(DEVICES) $(DEST:%=--dest %)
+
+emulated-pi: $(VENV)/installed
+	$(VENV)/bin/python tests/emulated_pi.py
+
+test-deploy: $(BUNDLE) build/rpi/mxdraft emulated-pi
+	MXDRAFT_EMULATED_PI=1 $(VENV)/bin/pytest -q tests/test_deploy_ssh.py
+
 clean:
 	rm -rf build
 
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[toolchain,dev]'
+	$(VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[toolchain,fleet,dev]'
 	touch $@
 
 build/%/mxdraft: $(VENV)/installed $(RUNTIME)

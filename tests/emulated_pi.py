@@ -205,6 +205,7 @@ class EmulatedPi:
             capture_output=True,
             text=True,
             encoding="utf-8",
+            errors="replace",
             check=False,
         )
 

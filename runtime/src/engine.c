@@ -29,6 +29,15 @@ static void *take(bump *b, size_t count, size_t size) {
     return p;
 }
 
+static mxd_input take_input(bump *b, size_t rows, size_t widest, int precision) {
+    mxd_input in = {.rows = take(b, rows * widest, sizeof(float))};
+    in.act.q = take(b, rows * widest, sizeof(int8_t));
+    in.act.lo = precision ? take(b, rows * widest, sizeof(int8_t)) : NULL; /* full: 16-bit activations */
+    in.act.s = take(b, rows * widest / MXD_BLOCK, sizeof(float));
+    in.act.sum = take(b, rows * widest / MXD_BLOCK, sizeof(int32_t));
+    return in;
+}
+
 /* Lay out everything the engine allocates; the one place where sizes are decided. Fills the plan's byte counts. */
 static size_t layout(mxd_engine *g, char *base) {
     const mxd_config *c = &g->model->config;
@@ -44,18 +53,18 @@ static size_t layout(mxd_engine *g, char *base) {
     g->rows = take(&b, rows, sizeof *g->rows);
     g->logit_row = take(&b, g->logit_rows, sizeof *g->logit_row);
     g->x = take(&b, rows * c->hidden, sizeof(float));
-    g->normed = take(&b, rows * c->hidden, sizeof(float));
     g->qkv = take(&b, rows * qkv_width, sizeof(float));
     g->mixed = take(&b, rows * q_dim, sizeof(float));
     g->projected = take(&b, rows * c->hidden, sizeof(float));
     g->gate_up = take(&b, rows * 2 * c->ffn, sizeof(float));
-    g->ffn = take(&b, rows * c->ffn, sizeof(float));
     g->scores = take(&b, g->plan.threads * ctx, sizeof(float));
     g->logits = take(&b, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
-    g->act.q = take(&b, rows * widest, sizeof(int8_t));
-    g->act.lo = g->precision ? take(&b, rows * widest, sizeof(int8_t)) : NULL; /* full: 16-bit activations */
-    g->act.s = take(&b, rows * widest / MXD_BLOCK, sizeof(float));
-    g->act.sum = take(&b, rows * widest / MXD_BLOCK, sizeof(int32_t));
+    g->shared = take_input(&b, rows, widest, g->precision);
+    g->own = take(&b, g->plan.threads, sizeof *g->own);
+    for (uint32_t i = 0; i < g->plan.threads; i++) {
+        mxd_input input = take_input(&b, MXD_FEW_ROWS, widest, g->precision);
+        if (base) g->own[i] = input;
+    }
     g->scratch.weights = take(&b, c->vocab, sizeof(float));
     g->scratch.heap = take(&b, c->vocab, sizeof(uint32_t));
     g->scratch.seen = take(&b, c->vocab / 8 + 1, 1);

@@ -40,6 +40,15 @@ struct mxd_seq {
     double prompted_at;    /* clock when the first prompt token of this round was queued */
 };
 
+/* The quantized input of a matrix product, and the f32 rows it is made of. */
+typedef struct mxd_input {
+    float *rows; /* (rows, widest input) */
+    mxd_act act;
+} mxd_input;
+
+/* So few rows that each thread prepares them for itself, which costs less than waiting for the others. */
+enum { MXD_FEW_ROWS = 4 };
+
 struct mxd_engine {
     const mxd_model *model;
     mxd_plan plan;
@@ -59,15 +68,14 @@ struct mxd_engine {
 
     /* Workspaces; widths are padded to whole tiles. */
     float *x;              /* (max_rows, hidden) residual stream */
-    float *normed;         /* (max_rows, hidden) */
     float *qkv;            /* (max_rows, qkv_width): q | k | v, each padded */
     float *mixed;          /* (max_rows, heads*head_dim) attention output */
     float *projected;      /* (max_rows, hidden) */
     float *gate_up;        /* (max_rows, 2*ffn) */
-    float *ffn;            /* (max_rows, ffn) */
     float *scores;         /* (threads, ctx) */
     float *logits;         /* (logit_rows, vocab padded) */
-    mxd_act act;           /* (max_rows, widest input) */
+    mxd_input shared;      /* max_rows rows that the threads prepare together */
+    mxd_input *own;        /* (threads) MXD_FEW_ROWS rows each */
     mxd_sampler_scratch scratch;
     _Atomic uint64_t fault; /* least (layer << 32 | row) with a non-finite value, UINT64_MAX: none */
 };

@@ -12,35 +12,56 @@ typedef struct product {
     size_t ldy;
 } product;
 
-static void barrier(const mxd_engine *g) {
-    if (mxd_pool_size(g->pool) > 1) mxd_pool_barrier(g->pool);
+/* One thread's view of a step. */
+typedef struct worker {
+    mxd_engine *g;
+    uint32_t thread, threads;
+} worker;
+
+static void barrier(const worker *w) {
+    if (w->threads > 1) mxd_pool_barrier(w->g->pool);
 }
 
-/* This thread's part of the rows. */
-static void my_rows(const mxd_engine *g, uint32_t thread, size_t *from, size_t *to) {
-    mxd_split(g->row_count, mxd_pool_size(g->pool), thread, from, to);
+/* This thread's part of `total` things. */
+static void my_part(const worker *w, size_t total, size_t *from, size_t *to) {
+    mxd_split(total, w->threads, w->thread, from, to);
 }
 
-/* The activation buffer from row m on, for rows of width k. */
-static mxd_act act_row(const mxd_engine *g, size_t m, size_t k) {
-    size_t block = m * (k / MXD_BLOCK);
-    return (mxd_act){.q = g->act.q + m * k,
-                     .lo = g->act.lo ? g->act.lo + m * k : NULL,
-                     .s = g->act.s + block,
-                     .sum = g->act.sum + block};
+/* ---- inputs of matrix products ---- */
+
+static int is_few(const worker *w, size_t rows) {
+    return w->threads > 1 && rows <= MXD_FEW_ROWS;
 }
 
-static void quantize_rows(const mxd_engine *g, const float *x, size_t k, size_t from, size_t to) {
-    mxd_act out = act_row(g, from, k);
-    g->kernels.quantize(x + from * k, k, to - from, k, &out);
+static const mxd_input *input_of(const worker *w, size_t rows) {
+    return is_few(w, rows) ? &w->g->own[w->thread] : &w->g->shared;
 }
 
-/* Products of the quantized rows with several matrices of the same input: their tiles are split as one range. Returns
- * in (*from, *to) this thread's columns of the last product. */
-static void multiply(const mxd_engine *g, uint32_t thread, size_t rows, const product *products, size_t count) {
+/* The rows of an input that this thread prepares. */
+static void my_rows(const worker *w, size_t rows, size_t *from, size_t *to) {
+    if (is_few(w, rows)) *from = 0, *to = rows;
+    else my_part(w, rows, from, to);
+}
+
+/* Quantize rows from..to of x (k wide) as the input's, and wait until all rows are there. */
+static void finish_input(const worker *w, size_t rows, const float *x, size_t k, size_t from, size_t to) {
+    const mxd_act *act = &input_of(w, rows)->act;
+    size_t block = from * (k / MXD_BLOCK);
+    mxd_act out = {.q = act->q + from * k,
+                   .lo = act->lo ? act->lo + from * k : NULL,
+                   .s = act->s + block,
+                   .sum = act->sum + block};
+    w->g->kernels.quantize(x + from * k, k, to - from, k, &out);
+    if (!is_few(w, rows)) barrier(w);
+}
+
+/* Products of the input with several matrices: their tiles are split as one range. */
+static void multiply(const worker *w, size_t rows, const product *products, size_t count) {
+    const mxd_engine *g = w->g;
+    const mxd_act *act = &input_of(w, rows)->act;
     size_t total = 0, from, to, first = 0;
     for (size_t i = 0; i < count; i++) total += mxd_pad_tile(products[i].w->rows) / MXD_TILE_ROWS;
-    mxd_split(total, mxd_pool_size(g->pool), thread, &from, &to);
+    my_part(w, total, &from, &to);
     for (size_t i = 0; i < count; i++) {
         const product *p = &products[i];
         size_t tiles = mxd_pad_tile(p->w->rows) / MXD_TILE_ROWS, nblocks = p->w->cols / MXD_BLOCK;
@@ -50,16 +71,17 @@ static void multiply(const mxd_engine *g, uint32_t thread, size_t rows, const pr
         if (t0 >= t1) continue;
         size_t offset = t0 * nblocks * MXD_MXFP4_BLOCK_BYTES;
         const uint8_t *residual = g->precision ? p->w->residual + offset : NULL;
-        g->kernels.matmul_mxfp4(p->w->base + offset, residual, nblocks, t1 - t0, &g->act, rows,
-                                p->y + t0 * MXD_TILE_ROWS, p->ldy);
+        g->kernels.matmul_mxfp4(p->w->base + offset, residual, nblocks, t1 - t0, act, rows, p->y + t0 * MXD_TILE_ROWS,
+                                p->ldy);
     }
 }
 
 /* The product with one matrix whose output is added to the residual stream. */
-static void multiply_add(const mxd_engine *g, uint32_t thread, const mxd_matrix *w) {
-    size_t hidden = w->rows, from, to;
-    multiply(g, thread, g->row_count, &(product){w, g->projected, hidden}, 1);
-    mxd_split(hidden / MXD_TILE_ROWS, mxd_pool_size(g->pool), thread, &from, &to);
+static void multiply_add(const worker *w, const mxd_matrix *matrix) {
+    mxd_engine *g = w->g;
+    size_t hidden = matrix->rows, from, to;
+    multiply(w, g->row_count, &(product){matrix, g->projected, hidden}, 1);
+    my_part(w, hidden / MXD_TILE_ROWS, &from, &to);
     for (size_t m = 0; m < g->row_count; m++) {
         size_t at = m * hidden + from * MXD_TILE_ROWS;
         g->kernels.add(g->x + at, g->projected + at, (to - from) * MXD_TILE_ROWS);
@@ -72,23 +94,29 @@ static void record_fault(mxd_engine *g, uint64_t layer, uint64_t row) {
     }
 }
 
-static void normalize(mxd_engine *g, const float *x, const float *weight, float *y, uint32_t layer, size_t row) {
+/* RMSNorm of `rows` rows of the residual stream (row_of[i], or i if NULL) as the next product's input. */
+static void normalize(const worker *w, size_t rows, const uint32_t *row_of, const float *weight, uint32_t layer) {
+    mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
-    if (!isfinite(g->kernels.rmsnorm(x, weight, c->hidden, c->rms_eps, y))) record_fault(g, layer, row);
+    float *normed = input_of(w, rows)->rows;
+    size_t from, to;
+    my_rows(w, rows, &from, &to);
+    for (size_t i = from; i < to; i++) {
+        size_t m = row_of ? row_of[i] : i;
+        float ss = g->kernels.rmsnorm(g->x + m * c->hidden, weight, c->hidden, c->rms_eps, normed + i * c->hidden);
+        if (!isfinite(ss)) record_fault(g, layer, m);
+    }
+    finish_input(w, rows, normed, c->hidden, from, to);
 }
 
-static void normalize_rows(mxd_engine *g, uint32_t thread, const float *weight, uint32_t layer) {
-    size_t h = g->model->config.hidden, from, to;
-    my_rows(g, thread, &from, &to);
-    for (size_t m = from; m < to; m++) normalize(g, g->x + m * h, weight, g->normed + m * h, layer, m);
-    quantize_rows(g, g->normed, h, from, to);
-}
+/* ---- the layer ---- */
 
 /* Embedding rows: dequantized MXINT8, gathered from the tile order. */
-static void embed(const mxd_engine *g, uint32_t thread) {
+static void embed(const worker *worker) {
+    const mxd_engine *g = worker->g;
     const mxd_matrix *w = &g->model->embedding;
     size_t nblocks = w->cols / MXD_BLOCK, from, to;
-    my_rows(g, thread, &from, &to);
+    my_part(worker, g->row_count, &from, &to);
     for (size_t m = from; m < to; m++) {
         uint32_t token = g->rows[m].token, lane = token % MXD_TILE_ROWS;
         const uint8_t *tile = w->base + token / MXD_TILE_ROWS * nblocks * MXD_MXINT8_BLOCK_BYTES;
@@ -110,99 +138,101 @@ static qkv_layout layout_qkv(const mxd_config *c) {
     return (qkv_layout){q, q + kv, q + 2 * kv};
 }
 
-/* Rotate queries and keys, and put keys and values into the cache. */
-static void rotate_and_store(const mxd_engine *g, uint32_t thread, uint32_t layer) {
+/* Rotate the keys, and put keys and values into the cache. */
+static void store_keys_values(const worker *w, uint32_t layer) {
+    const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
     qkv_layout at = layout_qkv(c);
     size_t d = c->head_dim, from, to;
-    my_rows(g, thread, &from, &to);
-    for (size_t m = from; m < to; m++) {
-        const mxd_row *row = &g->rows[m];
-        const float *cosines = g->model->rope_cos + row->position * (d / 2);
-        const float *sines = g->model->rope_sin + row->position * (d / 2);
-        float *q = g->qkv + m * at.width, *k = q + at.k_at, *v = q + at.v_at;
-        for (uint32_t h = 0; h < c->heads; h++) g->kernels.rope(q + h * d, cosines, sines, d);
-        for (uint32_t h = 0; h < c->kv_heads; h++) {
-            g->kernels.rope(k + h * d, cosines, sines, d);
-            g->kernels.to_f16(k + h * d, d, mxd_kv(g, row->slot, layer, 0, h) + row->position * d);
-            g->kernels.to_f16(v + h * d, d, mxd_kv(g, row->slot, layer, 1, h) + row->position * d);
-        }
+    my_part(w, g->row_count * c->kv_heads, &from, &to);
+    for (size_t unit = from; unit < to; unit++) {
+        const mxd_row *row = &g->rows[unit / c->kv_heads];
+        uint32_t h = (uint32_t)(unit % c->kv_heads);
+        float *k = g->qkv + unit / c->kv_heads * at.width + at.k_at + h * d, *v = k - at.k_at + at.v_at;
+        g->kernels.rope(k, g->model->rope_cos + row->position * (d / 2), g->model->rope_sin + row->position * (d / 2), d);
+        g->kernels.to_f16(k, d, mxd_kv(g, row->slot, layer, 0, h) + row->position * d);
+        g->kernels.to_f16(v, d, mxd_kv(g, row->slot, layer, 1, h) + row->position * d);
     }
 }
 
-static void attend(const mxd_engine *g, uint32_t thread, uint32_t layer) {
+/* Rotate the queries and attend, one query head of one row at a time. */
+static void attend(const worker *w, uint32_t layer) {
+    const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
     qkv_layout at = layout_qkv(c);
     size_t d = c->head_dim, from, to;
     float scale = 1.0f / sqrtf((float)d);
-    float *scores = g->scores + (size_t)thread * g->plan.ctx;
-    mxd_split(g->row_count * c->heads, mxd_pool_size(g->pool), thread, &from, &to);
+    float *scores = g->scores + (size_t)w->thread * g->plan.ctx;
+    my_part(w, g->row_count * c->heads, &from, &to);
     for (size_t unit = from; unit < to; unit++) {
-        size_t m = unit / c->heads;
+        const mxd_row *row = &g->rows[unit / c->heads];
         uint32_t h = (uint32_t)(unit % c->heads), kv_head = h / (c->heads / c->kv_heads);
-        const mxd_row *row = &g->rows[m];
-        g->kernels.attention(g->qkv + m * at.width + h * d, mxd_kv(g, row->slot, layer, 0, kv_head),
-                             mxd_kv(g, row->slot, layer, 1, kv_head), row->position + 1, d, scale, scores,
-                             g->mixed + unit * d);
+        float *q = g->qkv + unit / c->heads * at.width + h * d;
+        g->kernels.rope(q, g->model->rope_cos + row->position * (d / 2), g->model->rope_sin + row->position * (d / 2), d);
+        g->kernels.attention(q, mxd_kv(g, row->slot, layer, 0, kv_head), mxd_kv(g, row->slot, layer, 1, kv_head),
+                             row->position + 1, d, scale, scores, g->mixed + unit * d);
     }
 }
 
-static void run_layer(mxd_engine *g, uint32_t thread, uint32_t l) {
+static void feed_forward_input(const worker *w) {
+    mxd_engine *g = w->g;
+    size_t f = g->model->config.ffn, from, to;
+    float *gated = input_of(w, g->row_count)->rows;
+    my_rows(w, g->row_count, &from, &to);
+    for (size_t m = from; m < to; m++)
+        g->kernels.silu_mul(g->gate_up + m * 2 * f, g->gate_up + m * 2 * f + f, f, gated + m * f);
+    finish_input(w, g->row_count, gated, f, from, to);
+}
+
+static void run_layer(const worker *w, uint32_t l) {
+    mxd_engine *g = w->g;
     const mxd_layer *layer = &g->model->layers[l];
     const mxd_config *c = &g->model->config;
     qkv_layout at = layout_qkv(c);
-    size_t f = mxd_pad_tile(c->ffn), from, to;
+    size_t rows = g->row_count, f = c->ffn, from, to;
 
-    normalize_rows(g, thread, layer->attention_norm[g->precision], l);
-    barrier(g);
+    normalize(w, rows, NULL, layer->attention_norm[g->precision], l);
     const product qkv[] = {
         {&layer->q, g->qkv, at.width}, {&layer->k, g->qkv + at.k_at, at.width}, {&layer->v, g->qkv + at.v_at, at.width}};
-    multiply(g, thread, g->row_count, qkv, 3);
-    barrier(g);
-    rotate_and_store(g, thread, l);
-    barrier(g);
-    attend(g, thread, l);
-    barrier(g);
-    my_rows(g, thread, &from, &to);
-    quantize_rows(g, g->mixed, (size_t)c->heads * c->head_dim, from, to);
-    barrier(g);
-    multiply_add(g, thread, &layer->o);
-    barrier(g);
+    multiply(w, rows, qkv, 3);
+    barrier(w);
+    store_keys_values(w, l);
+    barrier(w);
+    attend(w, l);
+    barrier(w);
+    my_rows(w, rows, &from, &to);
+    finish_input(w, rows, g->mixed, (size_t)c->heads * c->head_dim, from, to);
+    multiply_add(w, &layer->o);
+    barrier(w);
 
-    normalize_rows(g, thread, layer->ffn_norm[g->precision], l);
-    barrier(g);
+    normalize(w, rows, NULL, layer->ffn_norm[g->precision], l);
     const product gate_up[] = {{&layer->gate, g->gate_up, 2 * f}, {&layer->up, g->gate_up + f, 2 * f}};
-    multiply(g, thread, g->row_count, gate_up, 2);
-    barrier(g);
-    for (size_t m = from; m < to; m++)
-        g->kernels.silu_mul(g->gate_up + m * 2 * f, g->gate_up + m * 2 * f + f, c->ffn, g->ffn + m * c->ffn);
-    quantize_rows(g, g->ffn, c->ffn, from, to);
-    barrier(g);
-    multiply_add(g, thread, &layer->down);
-    barrier(g);
+    multiply(w, rows, gate_up, 2);
+    barrier(w);
+    feed_forward_input(w);
+    multiply_add(w, &layer->down);
+    barrier(w);
 }
 
 /* Logits of the rows that want them. */
-static void run_head(mxd_engine *g, uint32_t thread) {
+static void run_head(const worker *w) {
+    mxd_engine *g = w->g;
     const mxd_model *m = g->model;
-    const mxd_matrix *w = &m->head;
-    size_t h = w->cols, nblocks = h / MXD_BLOCK, from, to;
-    mxd_split(g->logit_count, mxd_pool_size(g->pool), thread, &from, &to);
-    for (size_t i = from; i < to; i++)
-        normalize(g, g->x + g->logit_row[i] * h, m->final_norm[g->precision], g->normed + i * h, m->config.layers,
-                  g->logit_row[i]);
-    quantize_rows(g, g->normed, h, from, to);
-    barrier(g);
-    mxd_split(mxd_pad_tile(w->rows) / MXD_TILE_ROWS, mxd_pool_size(g->pool), thread, &from, &to);
-    g->kernels.matmul_mxint8(w->base + from * nblocks * MXD_MXINT8_BLOCK_BYTES, NULL, nblocks, to - from, &g->act,
-                             g->logit_count, g->logits + from * MXD_TILE_ROWS, mxd_pad_tile(w->rows));
+    size_t nblocks = m->head.cols / MXD_BLOCK, from, to;
+    normalize(w, g->logit_count, g->logit_row, m->final_norm[g->precision], m->config.layers);
+    my_part(w, mxd_pad_tile(m->head.rows) / MXD_TILE_ROWS, &from, &to);
+    g->kernels.matmul_mxint8(m->head.base + from * nblocks * MXD_MXINT8_BLOCK_BYTES, NULL, nblocks, to - from,
+                             &input_of(w, g->logit_count)->act, g->logit_count, g->logits + from * MXD_TILE_ROWS,
+                             mxd_pad_tile(m->head.rows));
 }
 
 static void forward_job(void *arg, uint32_t thread) {
     mxd_engine *g = arg;
-    embed(g, thread);
-    for (uint32_t l = 0; l < g->model->config.layers; l++) run_layer(g, thread, l);
-    if (g->logit_count) run_head(g, thread);
+    const worker w = {g, thread, mxd_pool_size(g->pool)};
+    embed(&w);
+    barrier(&w);
+    for (uint32_t l = 0; l < g->model->config.layers; l++) run_layer(&w, l);
+    if (g->logit_count) run_head(&w);
 }
 
 mxd_status mxd_forward(mxd_engine *g, mxd_error *err) {

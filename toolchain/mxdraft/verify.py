@@ -40,10 +40,10 @@ PROMPTS = (
 )
 
 TEXT = """\
-A tide table is a promise made by astronomy. Twice a day the sea comes up, twice it goes down again, and each \
-time it is some fifty minutes late, because the Moon has moved on while the Earth was turning. Whoever owns a \
-boat learns the rest: that a strong wind from the west adds half a metre, that the water in a narrow bay arrives \
-after the water at the cape, and that the printed height is an average of many years.
+A tide table is a promise made by astronomy. Twice a day the sea comes up, twice it goes down again, and each
+time it is some fifty minutes late, because the Moon has moved on while the Earth was turning. Whoever owns a
+boat learns the rest: that a strong wind from the west adds half a metre, that the water in a narrow bay
+arrives after the water at the cape, and that the printed height is an average of many years.
 
 To predict the tide at one harbour, add a handful of waves of known period:
 
@@ -53,10 +53,10 @@ def height(hours, waves, mean=2.4):
         total += amplitude * math.cos(2 * math.pi * (hours - phase) / period)
     return total
 
-The largest of them has a period of 12.42 hours. The second, 12.00 hours, belongs to the Sun; when both agree, at \
-new and at full moon, the tides are highest. "Spring tides," said the harbour master, "have nothing to do with the \
-season." He wrote three numbers on the board: 06:10, 4.9 m; 12:25, 0.7 m; 18:34, 5.1 m. Then he put down the chalk \
-and looked out at the mud, where a red boat lay on its side and waited.
+The largest of them has a period of 12.42 hours. The second, 12.00 hours, belongs to the Sun; when both agree,
+at new and at full moon, the tides are highest. "Spring tides," said the harbour master, "have nothing to do
+with the season." He wrote three numbers on the board: 06:10, 4.9 m; 12:25, 0.7 m; 18:34, 5.1 m. Then he put
+down the chalk and looked out at the mud, where a red boat lay on its side and waited.
 """
 
 
@@ -74,14 +74,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Continuation:
-    """A prompt continued greedily by both. Texts are split where the tokens part."""
+    """A prompt continued greedily by both. Texts come as what both have, the first other token, the rest."""
 
     prompt: str
     runtime: list[int]
     onnx: list[int]
-    common_text: str
-    runtime_text: str
-    onnx_text: str
+    runtime_text: list[str]
+    onnx_text: list[str]
     difference: Difference | None
 
 
@@ -165,7 +164,9 @@ def packed_precisions(provenance: str, directory: Path) -> list[Precision]:
             with (directory / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise RefusedError(f"{directory / name}: {error.strerror}; give its directory with --onnx") from error
+            raise RefusedError(
+                f"{directory / name}: {error.strerror}; give its directory with --onnx"
+            ) from error
         if found != digest:
             raise RefusedError(f"{directory / name} is not the file that the bundle was packed from")
     return precisions
@@ -192,7 +193,7 @@ def compare(engine: Engine, directory: Path, quick: bool, note: Callable[[str], 
     note(f"{precision}: {len(ids)} tokens of text")
     with Timeline(engine) as timeline:
         runtime = timeline.logits(ids)
-    text = compare_logits(runtime, runner.logits(ids), runner.logits(ids, rows=1), _spell(model, ids), model)
+    text = compare_logits(runtime, runner.logits(ids), runner.logits(ids, rows=1), model, ids)
     return Result(precision, digest, digest_fault, continuations, text)
 
 
@@ -212,21 +213,24 @@ def _continue(engine: Engine, runner: OnnxRunner, prompt: str, count: int) -> Co
         margin = float(logits[runtime[parted]] - logits[onnx[parted]])
         bound = MARGIN_BOUND * float(logits.std())
         difference = Difference(parted, runtime[parted], onnx[parted], margin, bound)
-    texts = (
-        model.decode(part).decode("utf-8", "replace")
-        for part in (runtime[:parted], runtime[parted:], onnx[parted:])
+    return Continuation(
+        prompt, runtime, onnx, _split(model, runtime, parted), _split(model, onnx, parted), difference
     )
-    return Continuation(prompt, runtime, onnx, *texts, difference)
+
+
+def _split(model: Model, ids: list[int], at: int) -> list[str]:
+    return [_text(model, part) for part in (ids[:at], ids[at : at + 1], ids[at + 1 :])]
 
 
 def compare_logits(
     runtime: NDArray[np.float32],
     onnx: NDArray[np.float32],
     onnx_steps: NDArray[np.float32],
-    tokens: list[str],
     model: Model,
+    ids: Sequence[int],
 ) -> TextComparison:
-    """Compare logits [n, vocab] of a text of ``tokens``, position by position."""
+    """Compare logits [n, vocab] of a text, position by position."""
+    tokens = [_text(model, [token]) for token in ids]
     deviation = onnx.std(axis=1)
     rms_by_position = _centred_rms(runtime, onnx) / deviation
     error = np.abs(runtime - onnx)
@@ -237,7 +241,7 @@ def compare_logits(
     for position in np.argsort(-error.max(axis=1))[:5]:
         token = int(error[position].argmax())
         values = float(runtime[position, token]), float(onnx[position, token])
-        largest.append(LogitError(int(position), tokens[position], *_spell(model, [token]), *values))
+        largest.append(LogitError(int(position), tokens[position], _text(model, [token]), *values))
     return TextComparison(
         tokens=tokens,
         rms=float(np.sqrt((rms_by_position**2).mean())),
@@ -255,8 +259,8 @@ def _centred_rms(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.f
     return rms
 
 
-def _spell(model: Model, ids: Sequence[int]) -> list[str]:
-    return [model.decode([token]).decode("utf-8", "replace") for token in ids]
+def _text(model: Model, ids: Sequence[int]) -> str:
+    return model.decode(ids).decode("utf-8", "replace")
 
 
 # ---- report ----
@@ -315,7 +319,8 @@ rect:hover { fill: #f80 }
 <tr><th>largest margin where not, of a standard deviation<td>{{ "%.3f"|format(text.largest_margin) }}
 </table>
 {% set top = [2 * bounds.rms, text.rms_by_position|max]|max %}
-<p>RMS difference by position (0 to {{ "%.1f"|format(100 * top) }} %); dashed: the bound of the mean over all.</p>
+<p>RMS difference by position (0 to {{ "%.1f"|format(100 * top) }} %); dashed: the bound of all positions'
+RMS.</p>
 <svg viewBox="0 0 {{ 4 * text.tokens|length }} 160" role="img">
 {% for value in text.rms_by_position %}
 <rect x="{{ 4 * loop.index0 }}" y="{{ "%.2f"|format(160 - 160 * value / top) }}" width="3"
@@ -328,17 +333,21 @@ rect:hover { fill: #f80 }
 <table>
 <tr><th>position<th>after token<th>logit of<th>runtime<th>onnxruntime
 {% for error in text.largest %}
-<tr><td>{{ error.position }}<td>{{ error.token }}<td>{{ error.logit_of }}<td>{{ "%.4f"|format(error.runtime) }}
-<td>{{ "%.4f"|format(error.onnx) }}
+<tr><td>{{ error.position }}<td>{{ error.token }}<td>{{ error.logit_of }}
+<td>{{ "%.4f"|format(error.runtime) }}<td>{{ "%.4f"|format(error.onnx) }}
 {% endfor %}
 </table>
 <h3>Greedy continuations</h3>
 <table>
 <tr><th>prompt<th>runtime, then onnxruntime from the first difference<th>first difference
 {% for c in result.continuations %}
-<tr><td>{{ c.prompt }}<td>{{ c.common_text }}{% if c.difference %}<mark>{{ c.runtime_text }}</mark>
+<tr><td>{{ c.prompt }}<td>{{ c.runtime_text[0] }}<mark>{{ c.runtime_text[1] }}</mark>{{ c.runtime_text[2] }}
+{%- if c.difference %}
 
-<mark>{{ c.onnx_text }}</mark>{% endif %}
+
+<mark>{{ c.onnx_text[1] }}</mark>{{ c.onnx_text[2] }}
+{%- endif %}
+
 <td>{% if c.difference %}token {{ c.difference.position }}: {{ c.difference.runtime_token }}, onnxruntime
 {{ c.difference.onnx_token }}; margin {{ "%.4f"|format(c.difference.margin) }}, bound
 {{ "%.4f"|format(c.difference.bound) }}{% else %}none in {{ c.runtime|length }} tokens{% endif %}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from pathlib import Path
 from typing import Unpack
 
 import click
@@ -16,23 +17,75 @@ from mxdraft.cli._options import (
     plan_line,
     whole,
 )
-from mxdraft.cli._terminal import Interrupt, emit
-from mxdraft.errors import NumericError
+from mxdraft.cli._terminal import Interrupt, emit, note
+from mxdraft.errors import NumericError, UsageError
+from mxdraft.files import replacing
 from mxdraft.runtime import Model, Sequence, cpu_describe, default_threads, version
+
+_path = click.Path(path_type=Path)
 
 
 @click.command(epilog="Example: mxdraft verify -m build/smollm2-135m.mxb --precision base")
 @model_option
 @engine_options
 @click.option("--chunk", type=whole(1, 512), default="64", help="Rows of one step; never changes the digest.")
-def verify(bundle: str, chunk: int, **engine: Unpack[EngineOptions]) -> None:
+@click.option("--full", is_flag=True, help="Also compare with onnxruntime on the ONNX files.")
+@click.option("--quick", is_flag=True, help="With --full: fewer prompts and tokens, little memory.")
+@click.option(
+    "--onnx", metavar="DIR", type=_path, help="With --full: the ONNX files; default: beside BUNDLE."
+)
+@click.option("--html", metavar="FILE", type=_path, help="With --full: write a report page.")
+@click.option("--json", "json_path", metavar="FILE", type=_path, help="With --full: write all values.")
+def verify(
+    bundle: str,
+    chunk: int,
+    full: bool,
+    quick: bool,
+    onnx: Path | None,
+    html: Path | None,
+    json_path: Path | None,
+    **engine: Unpack[EngineOptions],
+) -> None:
     """Replay the golden vectors and print the digest of all logits; ends with 0 only if every bit agrees."""
     Interrupt()
+    if full:
+        _verify_full(bundle, chunk, quick, onnx or Path(bundle).with_suffix(""), html, json_path, engine)
+        return
+    if quick or onnx or html or json_path:
+        raise UsageError("--quick, --onnx, --html and --json need --full")
     with Model(bundle) as model, open_engine(model, engine, max_rows=chunk) as opened:
         result = opened.verify()
     emit(result.digest.encode("ascii") + b"\n")
     if not result.matches:
         raise NumericError(result.message)
+
+
+def _verify_full(
+    bundle: str,
+    chunk: int,
+    quick: bool,
+    onnx: Path,
+    html: Path | None,
+    json_path: Path | None,
+    options: EngineOptions,
+) -> None:
+    from mxdraft.verify import compare, packed_precisions, report, report_html
+
+    results = []
+    with Model(bundle) as model:
+        packed = packed_precisions(model.info.provenance, onnx)
+        for precision in packed if options["precision"] == "auto" else [options["precision"]]:
+            chosen: EngineOptions = {**options, "precision": precision}
+            with open_engine(model, chosen, max_rows=chunk) as engine:
+                results.append(compare(engine, onnx, quick, note))
+            emit(f"{results[-1].summary()}\n".encode())
+    content = report(results, bundle, onnx)
+    for path, text in ((html, report_html(content)), (json_path, json.dumps(content, indent=1))):
+        if path is not None:
+            with replacing(path) as file:
+                file.write(text.encode("utf-8"))
+    if content["faults"]:
+        raise NumericError("; ".join(content["faults"]))
 
 
 @click.command(epilog="Example: mxdraft bench -m build/smollm2-135m.mxb --prompt-tokens 512 -n 128")
