@@ -48,7 +48,7 @@ def library() -> tuple[Any, Any]:
     kernels = (RUNTIME / "kernels" / "kernels.h").read_text(encoding="utf-8")
     ffi = cffi.FFI()
     ffi.cdef(public.split("/* <cdef> */")[1].split("/* </cdef> */")[0])
-    ffi.cdef(re.sub(r"^#.*$", "", kernels, flags=re.MULTILINE))
+    ffi.cdef(re.sub(r"^#(.*\\\n)*.*", "", kernels, flags=re.MULTILINE))
     sources = [*KERNELS, RUNTIME / "src" / "codec.c", RUNTIME / "src" / "status.c"]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "libkernels.so"

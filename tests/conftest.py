@@ -35,7 +35,7 @@ def internals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     for header in ("kernels/kernels.h", "src/sampler.h", "src/cpu.h"):
         text = (RUNTIME / header).read_text(encoding="utf-8")
         ffi.cdef(re.sub(r"^#(.*\\\n)*.*", "", text, flags=re.MULTILINE))
-    ffi.cdef("void allow_cpus(uint64_t mask);")
+    ffi.cdef("void allow_cpus(uint64_t first, uint64_t second);  /* masks of 64 CPUs each */")
     library = compile_c(
         native("gnu.2.28"),
         tmp_path_factory.mktemp("internals") / "libinternals.so",

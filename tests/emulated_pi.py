@@ -147,29 +147,45 @@ def _make_root(unpacked: Path, root: Path) -> None:
     (root / "init").chmod(0o755)
 
 
+def ssh_environment(folder: Path, name: str, port: int, key: Path) -> dict[str, str]:
+    """An environment whose ``ssh`` knows host ``name``: port ``port`` of this machine.
+
+    ssh reads the configuration in the account's home, whatever $HOME says; so one that reads another stands
+    in front of it.
+    """
+    settings = {
+        "HostName": "127.0.0.1",
+        "Port": port,
+        "IdentityFile": key,
+        "IdentitiesOnly": "yes",
+        "StrictHostKeyChecking": "accept-new",
+        "UserKnownHostsFile": folder / "known_hosts",
+    }
+    lines = [f"Host {name}", *(f" {key} {value}" for key, value in settings.items())]
+    (folder / "ssh_config").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    wrapper = folder / "bin" / "ssh"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n', encoding="utf-8"
+    )
+    wrapper.chmod(0o755)
+    return {"PATH": f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class EmulatedPi:
     """A running board. ``environment`` is what makes ``ssh`` know it as host ``emulated-pi``."""
 
-    def __init__(self, folder: Path, cpu: str = "cortex-a53", memory_mib: int = 1024) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    def __init__(self, folder: Path, cpu: str, memory_mib: int = 1024) -> None:
+        port = free_port()
         self.log = folder / "serial.log"
-        self._config = folder / "ssh_config"
-        self._config.write_text(
-            f"Host emulated-pi\n HostName 127.0.0.1\n Port {port}\n User root\n IdentityFile {IMAGE}/key\n"
-            f" IdentitiesOnly yes\n StrictHostKeyChecking accept-new\n UserKnownHostsFile {folder}/known_hosts\n"
-            " Ciphers chacha20-poly1305@openssh.com\n LogLevel ERROR\n",
-            encoding="utf-8",
-        )
-        # OpenSSH reads its configuration from the account's home, whatever $HOME says; so put an ssh in front.
-        wrapper = folder / "bin" / "ssh"
-        wrapper.parent.mkdir()
-        wrapper.write_text(
-            f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self._config} "$@"\n', encoding="utf-8"
-        )
-        wrapper.chmod(0o755)
-        self.environment = {"PATH": f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"}
+        self.environment = ssh_environment(folder, "emulated-pi", port, IMAGE / "key")
         self._command = [
             *("qemu-system-aarch64", "-M", "virt", "-cpu", cpu, "-smp", "2", "-m", str(memory_mib)),
             *("-kernel", str(IMAGE / "vmlinuz"), "-initrd", str(IMAGE / "initrd.gz")),

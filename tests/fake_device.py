@@ -29,7 +29,7 @@ exec env -i HOME="$device/home" PATH="$device/bin:/usr/bin:/bin" MXDRAFT_SYSROOT
 
 @dataclass(frozen=True)
 class FakeDevice:
-    """``stub`` puts a program in front of the device's own; ``current`` is the folder of its current release."""
+    """The folder of one device; ``stub`` puts a program in front of the device's own."""
 
     folder: Path
 

@@ -148,7 +148,8 @@ _LDADD = ".inst 0xb8200041"
 
 def _program(instruction: str, function: str) -> str:
     return (
-        f'__attribute__((noinline)) int {function}(int x) {{ __asm__ volatile("{instruction}"); return x; }}\n'
+        f"__attribute__((noinline)) int {function}(int x)\n"
+        f'{{ __asm__ volatile("{instruction}"); return x; }}\n'
         f"int main(int n, char **v) {{ (void)v; return {function}(n); }}\n"
     )
 

@@ -102,6 +102,11 @@ def test_command_line(network: FakeNetwork, device: FakeDevice, bundles: list[Pa
     assert (code, stdout) == (3, "")
     assert "no release before" in stderr
 
+    (device.dest / "store" / (device.dest / "current/model.mxb").readlink().name).unlink()
+    code, stdout, stderr = network.run("status", "--host", device.name)
+    assert (code, stdout) == (3, "")
+    assert "incomplete: deploy again" in stderr
+
 
 def test_second_deployment_moves_no_weights(deployed: FakeDevice, releases: list[Release]) -> None:
     assert ship(deployed, releases[0])["uploaded_bytes"] == 0
@@ -168,18 +173,17 @@ def test_wrong_clock_is_a_note(device: FakeDevice, releases: list[Release]) -> N
 Fault = Callable[[FakeDevice], None]
 
 
+def _uploading(script: str) -> str:
+    """``cat`` that does something else when it receives an upload."""
+    return f'case $(readlink /proc/$$/fd/1) in *.part) {script} ;; *) exec /bin/cat "$@" ;; esac'
+
+
 def _full_while_uploading(device: FakeDevice) -> None:
-    device.stub(
-        "cat",
-        'case $(readlink /proc/$$/fd/1) in *.part) exec /bin/cat >/dev/full ;; *) exec /bin/cat "$@" ;; esac',
-    )
+    device.stub("cat", _uploading("exec /bin/cat >/dev/full"))
 
 
 def _damaging(device: FakeDevice) -> None:
-    device.stub(
-        "cat",
-        "case $(readlink /proc/$$/fd/1) in *.part) exec tr '\\000' '\\001' ;; *) exec /bin/cat \"$@\" ;; esac",
-    )
+    device.stub("cat", _uploading("exec tr '\\000' '\\001'"))
 
 
 def _busy(device: FakeDevice) -> None:
@@ -249,6 +253,19 @@ def test_ssh_fails(deployed: FakeDevice, releases: list[Release], says: str, mes
     assert deployed.generate() == words
 
 
+@pytest.mark.parametrize("line", ["welcome to this board", f"missing {'0' * 64} 0 x", "missing x 0 x"])
+def test_unexpected_answer(deployed: FakeDevice, releases: list[Release], line: str) -> None:
+    deployed.stub("sh", f"echo '{line}'; exec /bin/sh")
+    with pytest.raises(RefusedError, match="unexpected answer"):
+        ship(deployed, releases[1])
+
+
+def test_answers_cannot_control_the_terminal(deployed: FakeDevice, releases: list[Release]) -> None:
+    (deployed.folder / "ssh").write_text("\x1b[2J\x07 gone", encoding="utf-8")
+    with pytest.raises(TransferError, match=r"\(\?\[2J\? gone\)"):
+        ship(deployed, releases[1])
+
+
 def test_refusal_copies_nothing(device: FakeDevice, releases: list[Release]) -> None:
     device.stub("getconf", "echo 32")
     with pytest.raises(RefusedError):
@@ -273,7 +290,7 @@ def test_missing_cpu_feature(device: FakeDevice, releases: list[Release]) -> Non
 
 def test_unwritable_dest(device: FakeDevice, releases: list[Release]) -> None:
     (device.home / "file").touch()
-    with pytest.raises(TransferError, match="cannot write to .*/file/x: choose another --dest"):
+    with pytest.raises(TransferError, match=r"cannot write to .*/file/x: choose another --dest"):
         ship(device, releases[0], dest="file/x")
 
 
@@ -331,20 +348,19 @@ def _with_runtime(release: Release, program: bytes) -> Release:
 
 # ---- killed ----
 
-_PAUSE = 'case $(readlink /proc/$$/fd/1) in *.part) head -c 600000; touch "$HOME/reached"; sleep 1 ;; *) exec /bin/cat "$@" ;; esac'
+# Says that it is reached, and waits to be let go.
+_PAUSE = 'touch "$HOME/reached"; while [ ! -e "$HOME/go" ]; do sleep 0.05; done'
 
 
 @pytest.mark.parametrize(
     ("stage", "program", "script"),
     [
-        ("upload", "cat", _PAUSE),
-        ("check", "sha256sum", 'touch "$HOME/reached"; sleep 1; exec /usr/bin/sha256sum "$@"'),
-        (
-            "switch",
-            "mv",
-            'case $2 in *current.new) touch "$HOME/reached"; sleep 1 ;; *) exec /bin/mv "$@" ;; esac',
-        ),
+        ("upload", "cat", _uploading(f"head -c 600000; {_PAUSE}")),
+        ("check", "sha256sum", f'{_PAUSE}; exec /usr/bin/sha256sum "$@"'),
+        ("verify", "wc", f'case $1 in -w) {_PAUSE} ;; esac; exec /usr/bin/wc "$@"'),
+        ("switch", "mv", f'case $3 in *current) {_PAUSE} ;; esac; exec /bin/mv "$@"'),
     ],
+    ids=["upload", "check", "verify", "switch"],
 )
 def test_host_is_killed(
     network: FakeNetwork, deployed: FakeDevice, bundles: list[Path], stage: str, program: str, script: str
@@ -354,10 +370,14 @@ def test_host_is_killed(
     process = network.start("deploy", "--target", "host", "--host", deployed.name, "-m", bundles[1])
     wait_for(deployed.home / "reached")
     process.kill()
-    process.communicate()
-    deployed.repair()
     assert (deployed.release(), deployed.generate()) == (before, words)
 
+    # The device ends what it is at, and only then lets go of the lock.
+    (deployed.home / "go").touch()
+    subprocess.run(["flock", "-w", "30", deployed.dest / "lock", "true"], check=True)
+    process.communicate()
+    deployed.repair()
+    assert deployed.generate() == words or stage == "switch"  # by then it has been proved
     report = network.folder / "report.json"
     arguments = ("deploy", "--target", "host", "--host", deployed.name, "-m", bundles[1], "--json", report)
     code, _, stderr = network.run(*arguments)
@@ -393,7 +413,7 @@ def test_device_dies_while_switching(
 def test_two_at_once(
     network: FakeNetwork, deployed: FakeDevice, bundles: list[Path], releases: list[Release]
 ) -> None:
-    deployed.stub("cat", _PAUSE)
+    deployed.stub("cat", _uploading(_PAUSE))
     first = network.start("deploy", "--target", "host", "--host", deployed.name, "-m", bundles[1])
     wait_for(deployed.home / "reached")
     code, stdout, stderr = network.run(
@@ -401,9 +421,10 @@ def test_two_at_once(
     )
     assert (code, stdout) == (6, "")
     assert "another deployment" in stderr
-    deployed.repair()
     first.kill()
+    (deployed.home / "go").touch()
     first.communicate()
+    deployed.repair()
     ship(deployed, releases[2])  # nothing stale holds the lock
 
 

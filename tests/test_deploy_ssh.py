@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from emulated_pi import IMAGE, EmulatedPi
+from emulated_pi import IMAGE, EmulatedPi, free_port, ssh_environment
 from fake_device import make_bundle
 from mxdraft.targets import REPOSITORY
 
@@ -50,10 +50,7 @@ class Server:
 
     folder: Path
     port: int
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    environment: dict[str, str]
 
     def deploy(self, bundle: Path) -> tuple[int, str, str]:
         dest = self.folder / "dest"
@@ -88,28 +85,22 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     if SSHD is None:
         pytest.skip("needs sshd (openssh-server)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        server = Server(tmp_path, free.getsockname()[1])
+    port = free_port()
+    server = Server(tmp_path, port, ssh_environment(tmp_path, "board", port, tmp_path / "key"))
     server.new_key("host_key")
     server.new_key("key")
-    (tmp_path / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1\nPort {server.port}\nHostKey {tmp_path}/host_key\nPidFile none\nStrictModes no\n"
-        f"AuthorizedKeysFile {tmp_path}/key.pub\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n",
-        encoding="utf-8",
-    )
-    (tmp_path / "ssh_config").write_text(
-        f"Host board\n HostName 127.0.0.1\n Port {server.port}\n IdentityFile {tmp_path}/key\n IdentitiesOnly yes\n"
-        f" StrictHostKeyChecking accept-new\n UserKnownHostsFile {tmp_path}/known_hosts\n",
-        encoding="utf-8",
-    )
-    # ssh reads the configuration of the account, whatever $HOME says; so one with another stands in front.
-    wrapper = tmp_path / "bin" / "ssh"
-    wrapper.parent.mkdir()
-    wrapper.write_text(
-        f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/ssh_config "$@"\n', encoding="utf-8"
-    )
-    wrapper.chmod(0o755)
+    settings = {
+        "ListenAddress": "127.0.0.1",
+        "Port": port,
+        "HostKey": tmp_path / "host_key",
+        "AuthorizedKeysFile": tmp_path / "key.pub",
+        "PasswordAuthentication": "no",
+        "PermitRootLogin": "prohibit-password",
+        "StrictModes": "no",
+        "PidFile": "none",
+    }
+    lines = [f"{key} {value}\n" for key, value in settings.items()]
+    (tmp_path / "sshd_config").write_text("".join(lines), encoding="utf-8")
     running = server.start()
     yield server
     running.kill()

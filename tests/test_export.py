@@ -214,9 +214,12 @@ def reference_logits(checkpoint, ids, precision):
     return activations(norm(x, "model.norm").astype(np.float32), precision) @ head.T
 
 
-@pytest.mark.parametrize("precision", ["base", "full"])
-def test_logits_are_the_specifications(exported, precision):
-    """Float noise apart, until it tips a rounding to the other side of an int8 step; then still close."""
+@pytest.mark.parametrize(("precision", "typical", "worst"), [("base", 1e-5, 0.05), ("full", 1e-3, 2e-3)])
+def test_logits_are_the_specifications(exported, precision, typical, worst):
+    """Float noise apart, until it tips a rounding to the other side of an activation's step; then still close.
+
+    In full precision, where steps are 254 times smaller, some are always tipped.
+    """
     runner = OnnxRunner(exported[precision])
 
     def error(ids):
@@ -225,9 +228,9 @@ def test_logits_are_the_specifications(exported, precision):
         assert found.shape == (len(ids), 500)
         return np.sqrt(((found - expected) ** 2).mean(axis=1)) / expected.std()
 
-    assert error(IDS).max() < 0.05
+    assert error(IDS).max() < worst
     single = [error([token])[0] for token in IDS[:16]]
-    assert np.median(single) < 1e-5
+    assert np.median(single) < typical
 
 
 def test_other_heads_and_a_head_of_its_own(tmp_path):

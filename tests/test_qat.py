@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import asdict, replace
@@ -33,7 +34,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 RECIPE = Recipe(
     text="text.npz", context=16, held_out=2, max_repetition=0.9, start="compensate", calibration=4,
-    int8_activations=False, compute="f32", steps=6, batch=2, lr=0.02, norm_lr=1e-3, warmup=1, decay=0.5,
+    int8_activations=False, compute="f32", steps=6, batch=2, lr=0.02, norm_lr=1e-3, warmup=1, cooldown=3,
     beta1=0.9, beta2=0.98, gradient_clip=1.0, latent_clip=8.0, dampen=0.0, seed=0, log_every=1,
     evaluate_every=3, checkpoint_every=3,
 )  # fmt: skip
@@ -261,8 +262,19 @@ def test_windows_are_cut_and_loops_are_seen(tmp_path: Path, text: Path) -> None:
         read_windows(tmp_path / "missing.npz", 16, 128)
 
 
-def test_the_shipped_recipe_reads() -> None:
-    assert read_recipe(RECIPE_TOML).steps > 0
+def test_rate_rises_stays_and_falls() -> None:
+    recipe = replace(RECIPE, steps=20, warmup=3, cooldown=9)
+    rates = [recipe.rate(step) for step in range(20)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1]
+    assert rates[4:12] == [1] * 8
+    assert rates[12] == pytest.approx(2 / 3)  # one of nine steps down: 1 - sqrt(1/9)
+    assert rates[15] == pytest.approx(1 / 3)
+    assert all(a > b > 0 for a, b in itertools.pairwise(rates[11:]))
+
+
+@pytest.mark.parametrize("name", ["target.toml", "target-gpu.toml"])
+def test_the_shipped_recipes_read(name: str) -> None:
+    assert read_recipe(RECIPE_TOML.with_name(name)).start == "compensate"
 
 
 @pytest.mark.parametrize(

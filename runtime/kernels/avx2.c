@@ -60,7 +60,8 @@ AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size
             __m256 upscale = _mm256_set1_ps(steps / largest);
             __m256i value[4], high[4];
             for (int i = 0; i < 4; i++) value[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], upscale));
-            __m256i total = _mm256_add_epi32(_mm256_add_epi32(value[0], value[1]), _mm256_add_epi32(value[2], value[3]));
+            __m256i total = _mm256_add_epi32(_mm256_add_epi32(value[0], value[1]),
+                                             _mm256_add_epi32(value[2], value[3]));
             __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
             s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
             s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0xb1));
@@ -110,7 +111,8 @@ INLINE void accumulate(__m256 scale, const __m256i d[4], int offset, float unit,
         size_t at = (m0 + (size_t)r) * nblocks + b;
         __m256i dot = digits == 2 ? _mm256_add_epi32(times_digit(d[r]), d[R + r]) : d[r];
         if (offset) dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(offset * x->sum[at]));
-        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, _mm256_set1_ps(x->s[at] * unit)), acc[r]);
+        __m256 p = _mm256_mul_ps(scale, _mm256_set1_ps(x->s[at] * unit));
+        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), p, acc[r]);
     }
 }
 

@@ -6,13 +6,13 @@
 #include <math.h>
 
 /* lane i += i+8, then +4, +2, +1: the canonical tree of 16 lanes held as four vectors. */
-static inline float reduce16(const float32x4_t v[4]) {
+INLINE float reduce16(const float32x4_t v[4]) {
     float32x4_t s4 = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
     float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
     return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
 }
 
-static inline void store_bytes(int8_t *out, const int32x4_t v[8]) {
+INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
     for (int i = 0; i < 8; i += 4) {
         int16x8_t a = vcombine_s16(vmovn_s32(v[i]), vmovn_s32(v[i + 1]));
         int16x8_t b = vcombine_s16(vmovn_s32(v[i + 2]), vmovn_s32(v[i + 3]));
@@ -67,12 +67,12 @@ static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k,
 
 /* Two rows x 4 columns in each half vector: products accumulate in int16 (8 groups of at most 12*127 fit), and the
  * four columns of a row are added at the end of the block. */
-static inline int32x4_t fold_rows(int16x8_t rows01, int16x8_t rows23) {
+INLINE int32x4_t fold_rows(int16x8_t rows01, int16x8_t rows23) {
     return vpaddq_s32(vpaddlq_s16(rows01), vpaddlq_s16(rows23));
 }
 
-static inline void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                               int digits, float32x4_t acc[4][4]) {
+INLINE void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+                        int digits, float32x4_t acc[4][4]) {
     const int8x16_t table = e2m1_table();
     float32x4_t scale[4];
     load_scales(block, scale);
@@ -87,11 +87,11 @@ static inline void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nb
             int8x16_t lo = vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15)));
             int8x16_t hi = vqtbl1q_s8(table, vshrq_n_u8(packed, 4));
             for (int u = 0; u < R * digits; u++) {
-                int8x8_t q0 = broadcast4(q[u] + 8 * g), q1 = broadcast4(q[u] + 8 * g + 4);
-                d01[u] = vmlal_s8(d01[u], vget_low_s8(lo), q0);
-                d23[u] = vmlal_s8(d23[u], vget_high_s8(lo), q0);
-                d01[u] = vmlal_s8(d01[u], vget_low_s8(hi), q1);
-                d23[u] = vmlal_s8(d23[u], vget_high_s8(hi), q1);
+                int8x16_t q0 = broadcast4(q[u] + 8 * g), q1 = broadcast4(q[u] + 8 * g + 4);
+                d01[u] = vmlal_s8(d01[u], vget_low_s8(lo), vget_low_s8(q0));
+                d23[u] = vmlal_high_s8(d23[u], lo, q0);
+                d01[u] = vmlal_s8(d01[u], vget_low_s8(hi), vget_low_s8(q1));
+                d23[u] = vmlal_high_s8(d23[u], hi, q1);
             }
         }
         for (int u = 0; u < R * digits; u++) d[u][v] = fold_rows(d01[u], d23[u]);
@@ -100,8 +100,8 @@ static inline void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nb
 }
 
 /* int8 x int8 products reach 127*127, so pairs are widened to int32 after every second group. */
-static inline void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                                int digits, float32x4_t acc[4][4]) {
+INLINE void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+                         int digits, float32x4_t acc[4][4]) {
     float32x4_t scale[4];
     load_scales(block, scale);
     const int8_t *q[4];
@@ -113,17 +113,18 @@ static inline void block_mxint8(const uint8_t *block, const mxd_act *x, size_t n
             for (int g = 0; g < 8; g += 2) {
                 int8x16_t w0 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 16 * v);
                 int8x16_t w1 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 64 + 16 * v);
-                int8x8_t q0 = broadcast4(q[u] + 4 * g), q1 = broadcast4(q[u] + 4 * g + 4);
-                d01 = vpadalq_s16(d01, vmlal_s8(vmull_s8(vget_low_s8(w0), q0), vget_low_s8(w1), q1));
-                d23 = vpadalq_s16(d23, vmlal_s8(vmull_s8(vget_high_s8(w0), q0), vget_high_s8(w1), q1));
+                int8x16_t q0 = broadcast4(q[u] + 4 * g), q1 = broadcast4(q[u] + 4 * g + 4);
+                int16x8_t p01 = vmull_s8(vget_low_s8(w0), vget_low_s8(q0)), p23 = vmull_high_s8(w0, q0);
+                d01 = vpadalq_s16(d01, vmlal_s8(p01, vget_low_s8(w1), vget_low_s8(q1)));
+                d23 = vpadalq_s16(d23, vmlal_high_s8(p23, w1, q1));
             }
             d[u][v] = vpaddq_s32(d01, d23);
         }
     accumulate(scale, d, 0.015625f, x, nblocks, b, m0, R, digits, acc);
 }
 
-static inline void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,
-                             int R, int digits, float *y, size_t ldy) {
+INLINE void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,
+                       int R, int digits, float *y, size_t ldy) {
     float32x4_t acc[4][4];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
@@ -135,8 +136,8 @@ static inline void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size
         for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
 }
 
-static inline void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, int digits, float *y,
-                              size_t ldy) {
+INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, int digits, float *y,
+                        size_t ldy) {
     float32x4_t acc[4][4];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
@@ -181,7 +182,7 @@ static float mxd_rmsnorm_neon(const float *x, const float *w, size_t n, float ep
 }
 
 /* vminq and vmaxq return NaN for NaN, as the reference's comparisons do. */
-static inline float32x4_t exp4(float32x4_t x) {
+INLINE float32x4_t exp4(float32x4_t x) {
     x = vminq_f32(x, vdupq_n_f32(88.0f));
     x = vmaxq_f32(x, vdupq_n_f32(-87.0f));
     float32x4_t n = vrndnq_f32(vmulq_n_f32(x, 0x1.715476p+0f));
@@ -199,11 +200,11 @@ static inline float32x4_t exp4(float32x4_t x) {
     return vmulq_f32(p, vreinterpretq_f32_s32(power)); /* NaN: p is NaN already */
 }
 
-static inline float32x4_t load_f16(const uint16_t *p) {
+INLINE float32x4_t load_f16(const uint16_t *p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
 
-static inline void attention_d(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+INLINE void attention_d(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
                                float *scores, float *out) {
     float max = -INFINITY;
     for (size_t j = 0; j < n; j++) {

@@ -9,10 +9,13 @@
 
 #include "kernels.h"
 
+/* Forced, so that numbers of rows and digits are constants and accumulators stay in registers. */
+#define INLINE static inline __attribute__((always_inline))
+
 enum { BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
 
 /* E8M0 bytes of 16 rows to four vectors of f32; the maximum turns code 0 into the subnormal 2^-127. */
-static inline void load_scales(const uint8_t *p, float32x4_t scale[4]) {
+INLINE void load_scales(const uint8_t *p, float32x4_t scale[4]) {
     uint8x16_t codes = vld1q_u8(p);
     uint16x8_t lo = vmovl_u8(vget_low_u8(codes)), hi = vmovl_high_u8(codes);
     const uint32x4_t least = vdupq_n_u32(0x00400000);
@@ -23,20 +26,18 @@ static inline void load_scales(const uint8_t *p, float32x4_t scale[4]) {
 }
 
 /* E2M1 doubled: what a nibble decodes to. */
-static inline int8x16_t e2m1_table(void) {
+INLINE int8x16_t e2m1_table(void) {
     static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     return vld1q_s8(values);
 }
 
-static inline int8x8_t broadcast4(const int8_t *q) {
-    int32_t four;
-    memcpy(&four, q, 4);
-    return vreinterpret_s8_s32(vdup_n_s32(four));
+/* Four bytes in every lane: one instruction (ld1r). */
+INLINE int8x16_t broadcast4(const int8_t *q) {
+    return vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)q));
 }
 
 /* Digit rows of R activation rows at block b: R high digits, then R low ones if there are two. */
-static inline void digit_rows(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits,
-                              const int8_t *q[4]) {
+INLINE void digit_rows(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits, const int8_t *q[4]) {
     for (int r = 0; r < R; r++) {
         size_t at = ((m0 + (size_t)r) * nblocks + b) * BLOCK;
         q[r] = x->q + at;
@@ -46,8 +47,8 @@ static inline void digit_rows(const mxd_act *x, size_t nblocks, size_t b, size_t
 
 /* acc[r][v] = fma(dot, 2^sw * (s * unit), acc[r][v]) for the R rows whose digits' dot products with rows 4v..4v+3 of
  * the tile are d[..][v]. */
-static inline void accumulate(const float32x4_t scale[4], int32x4_t d[4][4], float unit, const mxd_act *x,
-                              size_t nblocks, size_t b, size_t m0, int R, int digits, float32x4_t acc[4][4]) {
+INLINE void accumulate(const float32x4_t scale[4], int32x4_t d[4][4], float unit, const mxd_act *x, size_t nblocks,
+                       size_t b, size_t m0, int R, int digits, float32x4_t acc[4][4]) {
     for (int r = 0; r < R; r++) {
         float s = x->s[(m0 + (size_t)r) * nblocks + b] * unit;
         for (int v = 0; v < 4; v++) {

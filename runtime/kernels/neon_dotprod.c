@@ -4,10 +4,10 @@
 #if defined(__aarch64__)
 
 #define DOTPROD __attribute__((target("dotprod")))
-#define INLINE static inline __attribute__((always_inline, target("dotprod")))
+#define DOTPROD_INLINE static inline __attribute__((always_inline, target("dotprod")))
 
-INLINE void load_digits(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits, int8x16_t q[4][2],
-                        int32x4_t d[4][4]) {
+DOTPROD_INLINE void load_digits(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits,
+                                int8x16_t q[4][2], int32x4_t d[4][4]) {
     const int8_t *rows[4];
     digit_rows(x, nblocks, b, m0, R, digits, rows);
     for (int u = 0; u < R * digits; u++) {
@@ -17,8 +17,8 @@ INLINE void load_digits(const mxd_act *x, size_t nblocks, size_t b, size_t m0, i
     }
 }
 
-INLINE void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits,
-                        float32x4_t acc[4][4]) {
+DOTPROD_INLINE void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+                                int digits, float32x4_t acc[4][4]) {
     const int8x16_t table = e2m1_table();
     float32x4_t scale[4];
     load_scales(block, scale);
@@ -44,8 +44,8 @@ INLINE void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, 
     accumulate(scale, d, 0.5f, x, nblocks, b, m0, R, digits, acc);
 }
 
-INLINE void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits,
-                         float32x4_t acc[4][4]) {
+DOTPROD_INLINE void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+                                 int digits, float32x4_t acc[4][4]) {
     float32x4_t scale[4];
     load_scales(block, scale);
     int8x16_t q[4][2];
@@ -68,8 +68,8 @@ INLINE void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks,
     accumulate(scale, d, 0.015625f, x, nblocks, b, m0, R, digits, acc);
 }
 
-INLINE void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,
-                      int R, int digits, float *y, size_t ldy) {
+DOTPROD_INLINE void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x,
+                               size_t m0, int R, int digits, float *y, size_t ldy) {
     float32x4_t acc[4][4];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
@@ -81,8 +81,8 @@ INLINE void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblo
         for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
 }
 
-INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, int digits, float *y,
-                       size_t ldy) {
+DOTPROD_INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, int digits,
+                                float *y, size_t ldy) {
     float32x4_t acc[4][4];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
@@ -91,8 +91,8 @@ INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, s
         for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
 }
 
-DOTPROD static void mxd_matmul_mxfp4_dotprod(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                                             const mxd_act *x, size_t rows, float *y, size_t ldy) {
+DOTPROD static void mxd_matmul_mxfp4_dotprod(const uint8_t *base, const uint8_t *residual, size_t nblocks,
+                                             size_t ntiles, const mxd_act *x, size_t rows, float *y, size_t ldy) {
     for (size_t t = 0; t < ntiles; t++) {
         const uint8_t *p0 = base + t * nblocks * FP4_BYTES;
         const uint8_t *p1 = residual ? residual + t * nblocks * FP4_BYTES : NULL;
@@ -102,8 +102,8 @@ DOTPROD static void mxd_matmul_mxfp4_dotprod(const uint8_t *base, const uint8_t 
     }
 }
 
-DOTPROD static void mxd_matmul_mxint8_dotprod(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                                              const mxd_act *x, size_t rows, float *y, size_t ldy) {
+DOTPROD static void mxd_matmul_mxint8_dotprod(const uint8_t *base, const uint8_t *residual, size_t nblocks,
+                                              size_t ntiles, const mxd_act *x, size_t rows, float *y, size_t ldy) {
     (void)residual;
     for (size_t t = 0; t < ntiles; t++) {
         const uint8_t *tile = base + t * nblocks * INT8_BYTES;

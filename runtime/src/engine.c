@@ -146,8 +146,9 @@ static mxd_status check_fits(const mxd_plan *p, mxd_error *err) {
     if (p->largest_ctx < 2)
         return mxd_fail(err, MXD_ERR_MEMORY, "needs %.1f MiB, %.1f MiB are available: the model does not fit",
                         (double)p->total / mib, (double)p->available / mib);
-    return mxd_fail(err, MXD_ERR_MEMORY, "context %u needs %.1f MiB, %.1f MiB are available: the largest that fits is %u",
-                    p->ctx, (double)p->total / mib, (double)p->available / mib, p->largest_ctx);
+    return mxd_fail(err, MXD_ERR_MEMORY,
+                    "context %u needs %.1f MiB, %.1f MiB are available: the largest that fits is %u", p->ctx,
+                    (double)p->total / mib, (double)p->available / mib, p->largest_ctx);
 }
 
 mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err) {

@@ -138,6 +138,11 @@ static qkv_layout layout_qkv(const mxd_config *c) {
     return (qkv_layout){q, q + kv, q + 2 * kv};
 }
 
+static void rotate(const mxd_engine *g, float *head, size_t position) {
+    size_t half = g->model->config.head_dim / 2;
+    g->kernels.rope(head, g->model->rope_cos + position * half, g->model->rope_sin + position * half, 2 * half);
+}
+
 /* Rotate the keys, and put keys and values into the cache. */
 static void store_keys_values(const worker *w, uint32_t layer) {
     const mxd_engine *g = w->g;
@@ -149,7 +154,7 @@ static void store_keys_values(const worker *w, uint32_t layer) {
         const mxd_row *row = &g->rows[unit / c->kv_heads];
         uint32_t h = (uint32_t)(unit % c->kv_heads);
         float *k = g->qkv + unit / c->kv_heads * at.width + at.k_at + h * d, *v = k - at.k_at + at.v_at;
-        g->kernels.rope(k, g->model->rope_cos + row->position * (d / 2), g->model->rope_sin + row->position * (d / 2), d);
+        rotate(g, k, row->position);
         g->kernels.to_f16(k, d, mxd_kv(g, row->slot, layer, 0, h) + row->position * d);
         g->kernels.to_f16(v, d, mxd_kv(g, row->slot, layer, 1, h) + row->position * d);
     }
@@ -168,7 +173,7 @@ static void attend(const worker *w, uint32_t layer) {
         const mxd_row *row = &g->rows[unit / c->heads];
         uint32_t h = (uint32_t)(unit % c->heads), kv_head = h / (c->heads / c->kv_heads);
         float *q = g->qkv + unit / c->heads * at.width + h * d;
-        g->kernels.rope(q, g->model->rope_cos + row->position * (d / 2), g->model->rope_sin + row->position * (d / 2), d);
+        rotate(g, q, row->position);
         g->kernels.attention(q, mxd_kv(g, row->slot, layer, 0, kv_head), mxd_kv(g, row->slot, layer, 1, kv_head),
                              row->position + 1, d, scale, scores, g->mixed + unit * d);
     }
@@ -192,8 +197,9 @@ static void run_layer(const worker *w, uint32_t l) {
     size_t rows = g->row_count, f = c->ffn, from, to;
 
     normalize(w, rows, NULL, layer->attention_norm[g->precision], l);
-    const product qkv[] = {
-        {&layer->q, g->qkv, at.width}, {&layer->k, g->qkv + at.k_at, at.width}, {&layer->v, g->qkv + at.v_at, at.width}};
+    const product qkv[] = {{&layer->q, g->qkv, at.width},
+                           {&layer->k, g->qkv + at.k_at, at.width},
+                           {&layer->v, g->qkv + at.v_at, at.width}};
     multiply(w, rows, qkv, 3);
     barrier(w);
     store_keys_values(w, l);

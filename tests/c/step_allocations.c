@@ -1,6 +1,8 @@
-/* Prints how often memory was allocated while a sequence was opened, and then in its prompt and 50 steps:
+/* Prints how often memory was allocated until a sequence was open, and how often in its 50 steps; and the locks taken:
  *   step_allocations BUNDLE THREADS
- * The program's own malloc() and mmap() take the place of the C library's in every library of the process. */
+ * The program's own functions take the place of the C library's in every library of the process. */
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +12,8 @@
 
 #include "mxdraft.h"
 
-static atomic_ulong allocations;
+static atomic_ulong allocations, locks;
+static int (*lock_mutex)(pthread_mutex_t *);
 
 /* What glibc calls its own. */
 void *__libc_malloc(size_t size);
@@ -37,6 +40,11 @@ void *mmap(void *address, size_t size, int protection, int flags, int file, off_
     return (void *)syscall(SYS_mmap, address, size, protection, flags, file, offset);
 }
 
+int pthread_mutex_lock(pthread_mutex_t *mutex) {
+    atomic_fetch_add(&locks, 1);
+    return lock_mutex(mutex);
+}
+
 static void check(mxd_status status, const mxd_error *err) {
     if (!status) return;
     fprintf(stderr, "%s\n", err->message);
@@ -49,6 +57,7 @@ int main(int argc, char **argv) {
     mxd_engine *engine;
     mxd_seq *seq;
     if (argc != 3) return 2;
+    *(void **)&lock_mutex = dlsym(RTLD_NEXT, "pthread_mutex_lock");
     check(mxd_model_open(argv[1], &model, &err), &err);
     mxd_options options;
     mxd_options_default(&options);
@@ -66,14 +75,15 @@ int main(int argc, char **argv) {
     check(mxd_seq_open(engine, &sampling, &seq, &err), &err);
     const uint32_t prompt[] = {1, 2, 3, 4, 5};
 
-    unsigned long before = atomic_load(&allocations);
+    unsigned long opening = atomic_load(&allocations);
+    atomic_store(&locks, 0);
     check(mxd_seq_prompt(seq, prompt, 5, &err), &err);
     for (int i = 0; i < 50; i++) check(mxd_step(engine, &seq, 1, &err), &err);
-    unsigned long after = atomic_load(&allocations);
+    unsigned long steps = atomic_load(&allocations) - opening, locked = atomic_load(&locks);
 
     size_t tokens;
     mxd_seq_tokens(seq, &tokens);
-    printf("tokens %zu\nopening %lu\nsteps %lu\n", tokens, before, after - before);
+    printf("tokens %zu\nopening %lu\nsteps %lu\nlocks %lu\n", tokens, opening, steps, locked);
     mxd_seq_close(&seq);
     mxd_engine_close(&engine);
     mxd_model_close(&model);

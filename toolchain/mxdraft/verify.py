@@ -24,9 +24,10 @@ from mxdraft.export import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, OnnxRunner, Pr
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 
-# In standard deviations of the logits of one position.
-MARGIN_BOUND = 0.25
-RMS_BOUND = 0.05
+# In standard deviations of the logits of one position. The margin between two tokens may be three times the
+# RMS of the difference of two independent errors.
+RMS_BOUND = {"base": 0.08, "full": 0.003}
+MARGIN_BOUND = {precision: 3 * 2**0.5 * bound for precision, bound in RMS_BOUND.items()}
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -129,12 +130,15 @@ class Result:
             if d is not None and not 0 <= d.margin <= d.bound:
                 faults.append(
                     f"prompt {continuation.prompt!r}: token {d.position} is {d.runtime_token}, onnxruntime's "
-                    f"{d.onnx_token}; margin {d.margin:.3f}, bound {d.bound:.3f}"
+                    f"{d.onnx_token}; margin {d.margin:.4f}, bound {d.bound:.4f}"
                 )
-        if not self.text.rms <= RMS_BOUND:
-            faults.append(f"text: RMS difference {self.text.rms:.3f} of a deviation, bound {RMS_BOUND}")
-        if not self.text.largest_margin <= MARGIN_BOUND:
-            faults.append(f"text: margin {self.text.largest_margin:.3f} of a deviation, bound {MARGIN_BOUND}")
+        for name, value, bounds in (
+            ("RMS difference", self.text.rms, RMS_BOUND),
+            ("margin of a token", self.text.largest_margin, MARGIN_BOUND),
+        ):
+            bound = bounds[self.precision]
+            if not value <= bound:
+                faults.append(f"text: {name} {value:.4f} of a deviation, bound {bound:.4f}")
         return [f"{self.precision}: {fault}" for fault in faults]
 
     def summary(self) -> str:
@@ -145,7 +149,7 @@ class Result:
             f"{self.precision}: greedy: {same} of {len(self.continuations)} prompts identical, "
             f"{len(self.faults())} faults\n"
             f"{self.precision}: logits on {len(text.tokens)} tokens: max |difference| {text.max_abs:.3f}, "
-            f"RMS {text.rms:.2%} of a deviation (onnxruntime against itself {text.onnx_rms:.2%}), "
+            f"RMS {text.rms:.3%} of a deviation (onnxruntime against itself {text.onnx_rms:.3%}), "
             f"top-1 agreement {text.agreement:.1%}"
         )
 
@@ -211,7 +215,7 @@ def _continue(engine: Engine, runner: OnnxRunner, prompt: str, count: int) -> Co
         with Timeline(engine) as timeline:
             logits = timeline.logits(ids + runtime[:parted])[-1]
         margin = float(logits[runtime[parted]] - logits[onnx[parted]])
-        bound = MARGIN_BOUND * float(logits.std())
+        bound = MARGIN_BOUND[engine.plan.precision] * float(logits.std())
         difference = Difference(parted, runtime[parted], onnx[parted], margin, bound)
     return Continuation(
         prompt, runtime, onnx, _split(model, runtime, parted), _split(model, onnx, parted), difference
@@ -313,21 +317,22 @@ rect:hover { fill: #f80 }
 <h3>Logits on a given text</h3>
 <table>
 <tr><th>largest difference<td>{{ "%.4f"|format(text.max_abs) }}
-<tr><th>RMS difference, of a standard deviation<td>{{ "%.2f %%"|format(100 * text.rms) }}
-<tr><th>onnxruntime token by token against itself in one pass<td>{{ "%.2f %%"|format(100 * text.onnx_rms) }}
+<tr><th>RMS difference, of a standard deviation<td>{{ "%.3f %%"|format(100 * text.rms) }}
+<tr><th>onnxruntime token by token against itself in one pass<td>{{ "%.3f %%"|format(100 * text.onnx_rms) }}
 <tr><th>same likeliest token<td>{{ "%.1f %%"|format(100 * text.agreement) }}
 <tr><th>largest margin where not, of a standard deviation<td>{{ "%.3f"|format(text.largest_margin) }}
 </table>
-{% set top = [2 * bounds.rms, text.rms_by_position|max]|max %}
-<p>RMS difference by position (0 to {{ "%.1f"|format(100 * top) }} %); dashed: the bound of all positions'
+{% set bound = bounds.rms[result.precision] %}
+{% set top = [2 * bound, text.rms_by_position|max]|max %}
+<p>RMS difference by position (0 to {{ "%.2f"|format(100 * top) }} %); dashed: the bound of all positions'
 RMS.</p>
 <svg viewBox="0 0 {{ 4 * text.tokens|length }} 160" role="img">
 {% for value in text.rms_by_position %}
 <rect x="{{ 4 * loop.index0 }}" y="{{ "%.2f"|format(160 - 160 * value / top) }}" width="3"
  height="{{ "%.2f"|format(160 * value / top) }}"><title>{{ loop.index0 }} {{ text.tokens[loop.index0] }}:
-{{ "%.2f %%"|format(100 * value) }}</title></rect>
+{{ "%.3f %%"|format(100 * value) }}</title></rect>
 {% endfor %}
-{% set y = 160 - 160 * bounds.rms / top %}
+{% set y = 160 - 160 * bound / top %}
 <path d="M0 {{ y }}H{{ 4 * text.tokens|length }}" stroke="#b00" stroke-dasharray="4"/>
 </svg>
 <table>

@@ -20,7 +20,9 @@ _path = click.Path(path_type=Path)
 _host = click.option(
     "--host", "hosts", metavar="HOST", multiple=True, help="[user@]name as ssh takes it; may be repeated."
 )
-_one_host = click.option("--host", metavar="HOST", required=True, help="[user@]name, as ssh takes it.")
+_some_hosts = click.option(
+    "--host", "hosts", metavar="HOST", multiple=True, required=True, help="[user@]name; may be repeated."
+)
 _dest = click.option(
     "--dest", metavar="DIR", help="Folder on the device.  [default: mxdraft, below the home folder]"
 )
@@ -105,29 +107,32 @@ def deploy(
 
 
 @click.command(epilog="Example: mxdraft rollback --host pi@raspberrypi.local")
-@_one_host
+@_some_hosts
 @_dest
-def rollback(host: str, dest: str | None) -> None:
-    """Prove the release before the current one again on the device, and switch back to it."""
-    _print_results(_run(host, dest, "rollback"))
+def rollback(hosts: tuple[str, ...], dest: str | None) -> None:
+    """Prove the release before the current one again, and switch back to it; stops at the first failure."""
+    for host in hosts:
+        _print_results(_run(host, dest, "rollback"))
 
 
 @click.command(epilog="Example: mxdraft status --host pi@raspberrypi.local")
-@_one_host
+@_some_hosts
 @_dest
 @_json
-def status(host: str, dest: str | None, json_path: Path | None) -> None:
-    """Print what is deployed on a device."""
-    results = _run(host, dest, "status")
-    _write_json(json_path, results)
-    _print_results(results)
+def status(hosts: tuple[str, ...], dest: str | None, json_path: Path | None) -> None:
+    """Print what is deployed on devices."""
+    reports = []
+    for host in hosts:
+        reports.append(_run(host, dest, "status"))
+        _print_results(reports[-1])
+    _write_json(json_path, reports)
 
 
 def _run(host: str, dest: str | None, action: str) -> dict[str, str]:
     from mxdraft.deploy.remote import Device
 
     with Device(host, dest or "mxdraft", note) as device:
-        return device.run(action)
+        return {"host": host} | device.run(action)
 
 
 def _deploy_one(
@@ -147,9 +152,10 @@ def _deploy_one(
 
 def _print_table(reports: list[dict[str, Any]]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("HOST", "TARGET", "RESULT", "RELEASE", "DIGEST", "SENT", "TOK/S", box=None)
+    host, release = Column("HOST", no_wrap=True), Column("RELEASE", no_wrap=True)
+    table = Table(host, "TARGET", "RESULT", release, "DIGEST", "SENT", "TOK/S", box=None)
     for report in reports:
         result = "deployed" if report["code"] == 0 else str(report["error"])
         sent = f"{report['uploaded_bytes'] / (1 << 20):.1f} MiB" if report["code"] == 0 else ""
@@ -158,7 +164,7 @@ def _print_table(reports: list[dict[str, Any]]) -> None:
             report["target"],
             result,
             report.get("release", ""),
-            report.get("digest", "")[:12],
+            report.get("digest", "")[:8],
             sent,
             report.get("decode_tok_per_s", ""),
         )

@@ -24,14 +24,14 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 def deploy(
     device: Device, release: Release, service: bool, note: Callable[[str], None], progress: Progress
 ) -> dict[str, Any]:
-    """Ship, prove and switch one device; returns the report. After an exception the old release is current."""
+    """Ship, prove and switch one device; returns the report. An exception leaves the old release current."""
     with device:
         note(f"{device.host}: checking the device")
         missing = device.hold(release.manifest, service)
         uploaded = sum(_upload(device, release, digest, have, progress) for digest, have in missing)
         note(f"{device.host}: verifying there")
-        proof = device.run("prove", release.manifest, service)
-        switched = device.run("switch", release.manifest, service)
+        proof = device.prove()
+        switched = device.switch()
     return {"host": device.host, "uploaded_bytes": uploaded} | proof | switched
 
 

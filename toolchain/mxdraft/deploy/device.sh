@@ -2,7 +2,8 @@
 # The device's half of a deployment, in POSIX sh and what busybox also has. `mxdraft deploy` sends it over ssh with
 # the variables below set in front of it; in an archive it is install.sh, which finds the rest beside itself.
 #
-#   ACTION    hold, prove, switch, rollback, status, or install (a whole deployment, from the archive)
+#   ACTION    hold: check the device, take the lock, then obey the lines "prove" and "switch" on stdin
+#             install: a whole deployment, from the archive; rollback; status
 #   DEST      folder of all releases; relative to the home folder
 #   MANIFEST  what is to be deployed: lines "key value" (mxdraft.deploy.release)
 #   SERVICE   yes: also install the systemd units
@@ -117,7 +118,8 @@ make_folders() {
 }
 
 take_lock() {
-    exec 9>"$DEST/lock" || fail 6 "cannot write to $DEST: choose another --dest, or another user"
+    (: >>"$DEST/lock") 2>/dev/null || fail 6 "cannot write to $DEST/lock: another user deployed there"
+    exec 9>"$DEST/lock"
     flock -n 9 || fail 6 "another deployment to $DEST is running: wait until it has ended"
 }
 
@@ -166,7 +168,7 @@ EOF
     mv "$release.new" "$release" || fail 6 "cannot write to $DEST/releases"
 }
 
-# mxdraft of a release with its target's settings; stderr goes to the variable `said`.
+# mxdraft of the release with its target's settings.
 run_release() {
     command=$1
     shift
@@ -275,6 +277,7 @@ rollback() {
 
 status() {
     [ -n "$(release_of current)" ] || fail 3 "nothing is deployed in $DEST"
+    [ -x "$DEST/current/mxdraft" ] && [ -e "$DEST/current/model.mxb" ] || fail 3 "the current release is incomplete: deploy again"
     echo "release $(release_of current)"
     echo "previous $(release_of previous)"
     grep -E '^(version|target|bundle|digest) ' "$DEST/current/manifest"
@@ -300,7 +303,7 @@ usage() { fail 2 "usage: install.sh [--dest DIR] [--service]"; }
 
 # The arguments of install.sh.
 parse() {
-    ACTION=install DEST= SERVICE=no NOW=
+    ACTION=install DEST='' SERVICE=no NOW=''
     while [ $# -gt 0 ]; do
         case $1 in
         --service) SERVICE=yes ;;
@@ -329,9 +332,11 @@ hold)
     make_folders
     take_lock
     list_missing
-    echo "ready"
-    cat >/dev/null # until the host closes its end, or dies: either way the lock is free then
+    echo "done"
+    while read -r order; do # until the host closes its end, or dies; nothing but its orders is on stdin
+        case $order in prove | switch) "$order" && echo "done" ;; esac
+    done
     ;;
-prove | switch | rollback | status | install) "$ACTION" ;;
+rollback | status | install) "$ACTION" ;;
 *) fail 2 "unknown action $ACTION" ;;
 esac

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -50,8 +49,8 @@ def prepare(target_name: str, bundle: Path) -> Release:
     runtime = next((path for path in build(target_name) if path.name == OUTPUTS["cli"]), None)
     if runtime is None:
         raise RefusedError(f"target {target.name} has no command line among its outputs, nothing to deploy")
-    if re.search(r"[\x00-\x1f\x7f]", bundle.name):
-        raise RefusedError(f"{bundle}: control characters in the name; rename the file")
+    if not bundle.name.isprintable():  # it goes into the manifest, one line an entry
+        raise RefusedError(f"{bundle.name!r} has characters that cannot be printed; rename the file")
     expected = _expected_results(target, bundle)
     facts = [
         ("version", __version__),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,7 +28,7 @@ class Recipe:
     lr: float
     norm_lr: float
     warmup: int  # steps of linear rise
-    decay: float  # share of the steps, at the end, over which the rates fall linearly to zero
+    cooldown: int  # steps, at the end, over which the rates fall to zero
     beta1: float
     beta2: float
     gradient_clip: float  # largest norm of the whole gradient
@@ -41,10 +42,12 @@ class Recipe:
     checkpoint_every: int
 
     def rate(self, step: int) -> float:
-        """Share of the peak learning rate at 0-based ``step``."""
+        """Share of the peak learning rate at 0-based ``step``: linear rise, plateau, then 1 − √progress
+        (Hägele et al. 2024, arXiv 2405.18392), so that a run may be prolonged from its plateau."""
         rise = (step + 1) / (self.warmup + 1)
-        fall = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
-        return min(1.0, rise, fall)
+        cooled = max(0, step - (self.steps - self.cooldown))
+        fall = 1 - math.sqrt(cooled / self.cooldown) if cooled else 1.0
+        return min(rise, fall, 1.0)
 
 
 def read_recipe(path: Path) -> Recipe:
