@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from mxdraft.deploy import deploy
 from mxdraft.deploy.archive import write_archive
 from mxdraft.deploy.fleet import read_hosts
-from mxdraft.deploy.release import Release, prepare
+from mxdraft.deploy.release import UNITS, Release, prepare
 from mxdraft.deploy.remote import Device, check_dest, check_host
 from mxdraft.errors import CapacityError, MxdraftError, NumericError, RefusedError, TransferError, UsageError
 
@@ -245,25 +245,23 @@ def test_fault_leaves_the_old_release(deployed: FakeDevice, releases: list[Relea
         ("", "ssh ended with 255"),
     ],
 )
-def test_ssh_fails(deployed: FakeDevice, releases: list[Release], says: str, message: str) -> None:
-    words = deployed.generate()
-    (deployed.folder / "ssh").write_text(says, encoding="utf-8")
+def test_ssh_fails(device: FakeDevice, releases: list[Release], says: str, message: str) -> None:
+    (device.folder / "ssh").write_text(says, encoding="utf-8")
     with pytest.raises(TransferError, match=message):
-        ship(deployed, releases[1])
-    assert deployed.generate() == words
+        ship(device, releases[0])
 
 
 @pytest.mark.parametrize("line", ["welcome to this board", f"missing {'0' * 64} 0 x", "missing x 0 x"])
-def test_unexpected_answer(deployed: FakeDevice, releases: list[Release], line: str) -> None:
-    deployed.stub("sh", f"echo '{line}'; exec /bin/sh")
+def test_unexpected_answer(device: FakeDevice, releases: list[Release], line: str) -> None:
+    device.stub("sh", f"echo '{line}'; exec /bin/sh")
     with pytest.raises(RefusedError, match="unexpected answer"):
-        ship(deployed, releases[1])
+        ship(device, releases[0])
 
 
-def test_answers_cannot_control_the_terminal(deployed: FakeDevice, releases: list[Release]) -> None:
-    (deployed.folder / "ssh").write_text("\x1b[2J\x07 gone", encoding="utf-8")
+def test_answers_cannot_control_the_terminal(device: FakeDevice, releases: list[Release]) -> None:
+    (device.folder / "ssh").write_text("\x1b[2J\x07 gone", encoding="utf-8")
     with pytest.raises(TransferError, match=r"\(\?\[2J\? gone\)"):
-        ship(deployed, releases[1])
+        ship(device, releases[0])
 
 
 def test_refusal_copies_nothing(device: FakeDevice, releases: list[Release]) -> None:
@@ -479,8 +477,8 @@ def test_dest_that_no_service_can_use(
 
 
 def test_unit_limits(releases: list[Release]) -> None:
-    units = {name: content for name, content in releases[0].files.values() if isinstance(content, bytes)}
-    service = units["mxdraft@.service"].decode()
+    units = _units(releases[0])
+    service = units["mxdraft@.service"]
     for line in (
         "MemoryMax=2048M",
         "CPUAffinity=0-63",
@@ -489,17 +487,19 @@ def test_unit_limits(releases: list[Release]) -> None:
         "Restart=no",
     ):
         assert f"\n{line}\n" in service
-    assert "\nMaxConnections=4\n" in units["mxdraft.socket"].decode()
+    assert "\nMaxConnections=4\n" in units["mxdraft.socket"]
+
+
+def _units(release: Release) -> dict[str, str]:
+    contents = {name: content for name, content in release.files.values() if name in UNITS}
+    return {name: content.decode() for name, content in contents.items() if isinstance(content, bytes)}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_units_are_valid(releases: list[Release], tmp_path: Path) -> None:
-    for name, content in releases[0].files.values():
-        if isinstance(content, bytes):
-            text = content.replace(b"@DEST@/current/mxdraft", b"/bin/true").replace(
-                b"@DEST@", b"/opt/mxdraft"
-            )
-            (tmp_path / name).write_bytes(text)
+    for name, text in _units(releases[0]).items():
+        local = text.replace("@DEST@/current/mxdraft", "/bin/true").replace("@DEST@", "/opt/mxdraft")
+        (tmp_path / name).write_text(local, encoding="utf-8")
     done = subprocess.run(
         ["systemd-analyze", "verify", tmp_path / "mxdraft.socket", tmp_path / "mxdraft@.service"],
         capture_output=True,

@@ -180,7 +180,8 @@ def reference_logits(checkpoint, ids, precision):
         base, residual = (
             dequantize(plane).astype(np.float64) for plane in quantize_planes(t[name + ".weight"])
         )
-        return activations(x.astype(np.float32), precision) @ (base + residual if precision == "full" else base).T
+        weight = base + residual if precision == "full" else base
+        return activations(x.astype(np.float32), precision) @ weight.T
 
     def norm(x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + c.rms_eps) * t[name + ".weight"]
@@ -216,7 +217,7 @@ def reference_logits(checkpoint, ids, precision):
 
 @pytest.mark.parametrize(("precision", "typical", "worst"), [("base", 1e-5, 0.05), ("full", 1e-3, 2e-3)])
 def test_logits_are_the_specifications(exported, precision, typical, worst):
-    """Float noise apart, until it tips a rounding to the other side of an activation's step; then still close.
+    """Float noise apart, until it tips a rounding to the other side of an activation's step; then close.
 
     In full precision, where steps are 254 times smaller, some are always tipped.
     """

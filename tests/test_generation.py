@@ -534,3 +534,13 @@ def test_stats_are_json_with_all_keys(engine: Engine) -> None:
         length = library.lib.mxd_seq_stats_json(sequence._pointer, short, 10)
         assert length == len(text)
         assert library.ffi.string(short) == text[:9].encode("utf-8")
+
+
+def test_a_loop_over_nothing_to_process_is_refused(engine: Any) -> None:
+    with Timeline(engine, max_tokens=2) as sequence:
+        sequence.prompt(PROMPT)
+        while sequence.stop == "none":
+            engine.step([sequence])
+        sequence.truncate(len(PROMPT))
+        with pytest.raises(UsageError, match="prompt it first"):
+            engine.step([sequence])

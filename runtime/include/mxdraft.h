@@ -128,7 +128,7 @@ typedef struct mxd_message {
 } mxd_message;
 
 typedef struct mxd_sampling {
-    float temperature;    /* 0 = greedy (lowest id among equals) */
+    float temperature;    /* 0 = greedy (lowest id among equals), else 0.0001..100 */
     uint32_t top_k;       /* 0 = off */
     float top_p;          /* 1 = off */
     float min_p;          /* 0 = off */
@@ -188,7 +188,9 @@ void mxd_seq_close(mxd_seq **seq);
  * MXD_ERR_CONTEXT if they do not fit together with at least one generated token; nothing is queued then. */
 mxd_status mxd_seq_prompt(mxd_seq *seq, const uint32_t *ids, size_t n, mxd_error *err);
 /* One engine step for n sequences of this engine: at most max_rows rows, prompt rows first come; each sequence
- * whose prompt is processed yields one token. Stopped sequences are skipped. */
+ * whose prompt is processed yields one token. Stopped sequences are skipped, and so are those without a token to
+ * process, but if nothing at all can run and one has not stopped, that is MXD_ERR_ARGUMENT. After any error nothing is
+ * committed. */
 mxd_status mxd_step(mxd_engine *engine, mxd_seq *const *seqs, size_t n, mxd_error *err);
 /* Tokens and text that the last step added. Text is whole UTF-8 characters, never part of a stop string; what a
  * stop leaves incomplete is flushed by the step that stops. Valid until the next step. */

@@ -329,8 +329,9 @@ AVX2 static void mxd_to_f16_avx2(const float *x, size_t n, uint16_t *out) {
 AVX2 static void mxd_exp_weights_avx2(const float *x, size_t n, float scale, float max, float *w) {
     size_t i = 0;
     const __m256 s = _mm256_set1_ps(scale), m = _mm256_set1_ps(max);
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(w + i, exp8(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), s, m)));
-    for (; i < n; i++) w[i] = mxd_exp_ref(fmaf(x[i], scale, -max));
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(w + i, exp8(_mm256_mul_ps(_mm256_sub_ps(_mm256_loadu_ps(x + i), m), s)));
+    for (; i < n; i++) w[i] = mxd_exp_ref((x[i] - max) * scale);
 }
 
 void mxd_kernels_init_avx2(mxd_kernels *k, mxd_kernel_names *n) {

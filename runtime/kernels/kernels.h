@@ -59,7 +59,7 @@ typedef struct mxd_kernels {
     void (*silu_mul)(const float *gate, const float *up, size_t n, float *out);
     void (*add)(float *x, const float *y, size_t n); /* x += y */
     void (*to_f16)(const float *x, size_t n, uint16_t *out);
-    /* w[i] = exp(x[i]*scale - max), the sampler's weights; exact order as written: fma(x, scale, -max). */
+    /* w[i] = exp((x[i] - max) * scale), the sampler's weights. */
     void (*exp_weights)(const float *x, size_t n, float scale, float max, float *w);
 } mxd_kernels;
 

@@ -276,8 +276,8 @@ static void mxd_to_f16_neon(const float *x, size_t n, uint16_t *out) {
 static void mxd_exp_weights_neon(const float *x, size_t n, float scale, float max, float *w) {
     size_t i = 0;
     for (; i + 4 <= n; i += 4)
-        vst1q_f32(w + i, exp4(vfmaq_n_f32(vdupq_n_f32(-max), vld1q_f32(x + i), scale)));
-    for (; i < n; i++) w[i] = mxd_exp_ref(fmaf(x[i], scale, -max));
+        vst1q_f32(w + i, exp4(vmulq_n_f32(vsubq_f32(vld1q_f32(x + i), vdupq_n_f32(max)), scale)));
+    for (; i < n; i++) w[i] = mxd_exp_ref((x[i] - max) * scale);
 }
 
 void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n) {

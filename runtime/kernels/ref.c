@@ -220,7 +220,7 @@ static void mxd_to_f16_ref(const float *x, size_t n, uint16_t *out) {
 }
 
 static void mxd_exp_weights_ref(const float *x, size_t n, float scale, float max, float *w) {
-    for (size_t i = 0; i < n; i++) w[i] = mxd_exp_ref(fmaf(x[i], scale, -max));
+    for (size_t i = 0; i < n; i++) w[i] = mxd_exp_ref((x[i] - max) * scale);
 }
 
 void mxd_kernels_init_ref(mxd_kernels *k, mxd_kernel_names *n) {

@@ -198,6 +198,13 @@ uint64_t mxd_memory_available(uint64_t mapped) {
 }
 
 uint64_t mxd_peak_rss(void) {
-    struct rusage usage;
-    return getrusage(RUSAGE_SELF, &usage) ? 0 : (uint64_t)usage.ru_maxrss * 1024;
+    /* Not getrusage: its peak survives exec, so it would show that of whoever started this program. */
+    FILE *f = fopen("/proc/self/status", "re");
+    if (!f) return 0;
+    char line[256];
+    unsigned long long kib = 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %llu", &kib) == 1) break;
+    fclose(f);
+    return kib * 1024;
 }

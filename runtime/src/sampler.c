@@ -8,8 +8,8 @@ void mxd_sampling_default(mxd_sampling *out) {
 }
 
 mxd_status mxd_sampling_check(const mxd_sampling *s, mxd_error *err) {
-    if (!(s->temperature >= 0 && s->temperature <= 100))
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "temperature %g is not in 0..100", (double)s->temperature);
+    if (!(s->temperature == 0 || (s->temperature >= 1e-4f && s->temperature <= 100)))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "temperature %g is not in 0.0001..100, nor 0", (double)s->temperature);
     if (!(s->top_p > 0 && s->top_p <= 1))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "top_p %g is not in (0, 1]", (double)s->top_p);
     if (!(s->min_p >= 0 && s->min_p <= 1))
@@ -100,8 +100,8 @@ uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *lo
     uint32_t top = argmax(logits, vocab);
     if (s->temperature == 0) return top;
 
-    float scale = 1.0f / s->temperature, *w = scratch->weights;
-    kernels->exp_weights(logits, vocab, scale, logits[top] * scale, w);
+    float *w = scratch->weights;
+    kernels->exp_weights(logits, vocab, 1.0f / s->temperature, logits[top], w);
     race r = {.sampling = s, .position = n, .winner = top, .least = HUGE_VAL};
     float floor = s->min_p * w[top];
     if (s->top_k == 0 && s->top_p == 1) {

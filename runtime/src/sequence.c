@@ -244,7 +244,12 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
         left -= more;
         add_rows(g, seqs[i], share[i]);
     }
-    if (g->row_count == 0) return MXD_OK;
+    if (g->row_count == 0) {
+        for (size_t i = 0; i < n; i++) /* else a loop until the stop would never end */
+            if (seqs[i]->stop == MXD_STOP_NONE)
+                return mxd_fail(err, MXD_ERR_ARGUMENT, "sequence %zu has no token to process: prompt it first", i);
+        return MXD_OK;
+    }
     mxd_status status = mxd_forward(g, err);
     if (status) return status;
 

@@ -45,8 +45,8 @@ def compare(
 ) -> Iterator[dict[str, Quality]]:
     """Run teacher and students over windows of ``ctx`` tokens, each from an empty cache.
 
-    Yields the running sums after every window, so that long evaluations show progress; the last is the result.
-    The teacher is scored against itself under the name ``teacher`` (its perplexity).
+    Yields the running sums after every window, so that long evaluations show progress; the last is the
+    result. The teacher is scored against itself under the name ``teacher`` (its perplexity).
     """
     sums = {name: Quality() for name in ["teacher", *students]}
     for start in range(0, len(tokens), ctx):

@@ -15,7 +15,6 @@ from mxdraft.files import replacing
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import Precision
 
-
 _path = click.Path(path_type=Path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -126,22 +127,22 @@ def _report(folder: Path, number: int, host: Host) -> dict[str, Any]:
 
 
 def _packed(release: Release) -> dict[str, Any]:
+    """A release as JSON: names, and paths or contents in base64."""
     files = {
-        digest: {"name": name}
-        | ({"text": content.decode()} if isinstance(content, bytes) else {"path": str(content.resolve())})
+        digest: [name, None, base64.b64encode(content).decode("ascii")]
+        if isinstance(content, bytes)
+        else [name, str(content.resolve()), None]
         for digest, (name, content) in release.files.items()
     }
     return {"manifest": release.manifest, "files": files}
 
 
 def _unpacked(values: dict[str, Any]) -> Release:
-    return Release(
-        values["manifest"],
-        {
-            digest: (file["name"], Path(file["path"]) if "path" in file else file["text"].encode())
-            for digest, file in values["files"].items()
-        },
-    )
+    files: dict[str, tuple[str, Path | bytes]] = {
+        digest: (name, base64.b64decode(data) if path is None else Path(path))
+        for digest, (name, path, data) in values["files"].items()
+    }
+    return Release(values["manifest"], files)
 
 
 @contextmanager

@@ -62,7 +62,8 @@ def prepare(target_name: str, bundle: Path) -> Release:
     ]
     settings = vars(target.run) | vars(target.service) | expected
     units = {name: Template(script(name)).substitute(settings).encode("utf-8") for name in UNITS}
-    contents: dict[str, Path | bytes] = {"mxdraft": runtime, "model.mxb": bundle, **units}
+    # The runtime as bytes: another build must not change it under a deployment.
+    contents: dict[str, Path | bytes] = {"mxdraft": runtime.read_bytes(), "model.mxb": bundle, **units}
     files: dict[str, tuple[str, Path | bytes]] = {}
     for name, content in contents.items():
         digest, size = _digest(content)
