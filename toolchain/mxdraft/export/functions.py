@@ -43,7 +43,7 @@ _CONSTANTS: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {
 }
 
 _BODIES = [
-    # mx.quantize_activations, multiplied out again; steps is 127 for 8 bits, 32258 for 16. A block of (nearly)
+    # mx.quantize_activations, multiplied out again; steps is 127 for 8 bits, 32258 for 16. A block of almost
     # nothing gets scale 0, one with NaN or Inf becomes NaN as a whole.
     """ActivationQuantizeDequantize <block_size: int = 32, steps: float = 127.0> (X) => (Y) {
         shape = Shape (X)
