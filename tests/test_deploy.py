@@ -629,6 +629,15 @@ def test_canary_goes_first_and_alone(network: FakeNetwork, bundles: list[Path], 
     assert list((tmp_path / "devices/other/home").iterdir()) == []
 
 
+def test_fleet_without_ssh(network: FakeNetwork, bundles: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("ansible")
+    network.environment["PATH"] = str(tmp_path)
+    code, stdout, stderr = network.run(
+        "deploy", "--target", "host", "-m", bundles[0], "--host", "a", "--host", "b"
+    )
+    assert (code, "'ssh'" in stdout) == (6, True), stderr
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [

@@ -13,7 +13,7 @@ import click
 
 from mxdraft.cli._options import whole
 from mxdraft.cli._terminal import emit, note
-from mxdraft.errors import UsageError
+from mxdraft.errors import TransferError, UsageError
 from mxdraft.files import replacing
 
 _path = click.Path(path_type=Path)
@@ -101,9 +101,9 @@ def deploy(
         reports = deploy_fleet(fleet, bundle, service, parallel)
         _write_json(json_path, reports)
     _print_table(reports)
-    failed = [report["code"] for report in reports if report["code"]]
-    if failed:
-        sys.exit(failed[0])
+    codes = [report["code"] for report in reports]
+    if any(code != 0 for code in codes):
+        sys.exit(next(filter(None, codes), TransferError.exit_code))
 
 
 @click.command(epilog="Example: mxdraft rollback --host pi@raspberrypi.local")

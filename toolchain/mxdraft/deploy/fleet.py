@@ -86,7 +86,7 @@ def _run_ansible(folder: Path, plan: Path, count: int, parallel: int) -> None:
     # JSON is YAML. In the keywords of a play only extra variables count.
     variables, inventory = folder / "variables.json", folder / "inventory.yml"
     variables.write_text(
-        json.dumps({"ansible_python_interpreter": sys.executable, "plan": str(plan), "parallel": parallel}),
+        json.dumps({"python": sys.executable, "plan": str(plan), "parallel": parallel}),
         encoding="utf-8",
     )
     hosts = {f"host{number}": {"number": str(number)} for number in range(count)}
@@ -161,6 +161,8 @@ def main() -> None:
         report |= deploy(device, _unpacked(job["release"]), job["service"], notes.append, _no_progress)
     except MxdraftError as error:
         report |= {"code": error.exit_code, "error": str(error)}
+    except OSError as error:
+        report |= {"code": TransferError.exit_code, "error": str(error)}
     report["notes"] = notes
     plan.with_name(f"report{sys.argv[2]}.json").write_text(json.dumps(report), encoding="utf-8")
     sys.exit(report["code"])
