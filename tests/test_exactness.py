@@ -3,6 +3,7 @@ count, batch and prefill chunk. Also what a bundle may cost in memory, and that 
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import tiny
 from mxdraft.build import build
-from mxdraft.bundle import Bundle
+from mxdraft.bundle import Bundle, BundleWriter
 from mxdraft.errors import BundleError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
@@ -304,3 +305,36 @@ def test_both_readers_give_every_lie_its_verdict(tiny_bundle: Path, tmp_path: Pa
             wrong.append(f"{name}: C {found[0]}, Python {found[1]}, not {expected}")
     assert wrong == []
     assert count > 250
+
+
+class _SparseFile(io.FileIO):
+    """Leaves holes where zeros are written."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        view = memoryview(data).cast("B")
+        if view.nbytes and not np.frombuffer(view, np.uint8).any():
+            self.seek(view.nbytes, os.SEEK_CUR)
+            return view.nbytes
+        return super().write(view)
+
+
+@pytest.mark.slow
+def test_tensors_beyond_4_gib(tiny_bundle: Path, tmp_path: Path) -> None:
+    """All weights lie behind an unknown section of more than 4 GiB: no offset may be cut to 32 bits."""
+    sections = malformed.sections_of(tiny_bundle.read_bytes())
+    directory = bytearray(sections["target.tensors"])
+    for entry in range(0, len(directory), 128):
+        directory[entry + 84] += 1  # every tensor's section moves one place on
+    sections["target.tensors"] = bytes(directory)
+    large = tmp_path / "large.mxb"
+    with _SparseFile(large, "w+") as file:
+        writer = BundleWriter(file)  # type: ignore[arg-type]
+        for name, data in sections.items():
+            if name == "target.shared":
+                writer.add("filler", [bytes(1 << 26)] * 65)
+            writer.add(name, [data])
+        writer.seal()
+    assert large.stat().st_size > 4 << 30
+    with Model(large) as model, Engine(model, threads=1) as engine:
+        assert engine.verify().matches
+    assert Bundle.open(large).sections["target.base"].offset > 4 << 30
