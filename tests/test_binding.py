@@ -138,8 +138,9 @@ def test_any_end_of_the_process_is_clean(bundle: Path, program: str) -> None:
 
 def test_interrupted_step_leaves_a_usable_engine(bundle: Path) -> None:
     code = (
-        "import _thread, sys\n"
+        "import _thread, signal, sys\n"
         "from mxdraft.runtime import Engine, Model, Sequence\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts without\n"
         "with Model(sys.argv[1]) as m, Engine(m, threads=1) as e, Sequence(e, ignore_eos=True) as s:\n"
         "    try:\n"
         "        for piece in s.generate([1, 2, 3]):\n"

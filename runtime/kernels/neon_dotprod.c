@@ -3,10 +3,9 @@
 
 #if defined(__aarch64__)
 
-#define DOTPROD __attribute__((target("dotprod")))
-#define DOTPROD_INLINE static inline __attribute__((always_inline, target("dotprod")))
+#define TARGET __attribute__((target("dotprod")))
 
-DOTPROD_INLINE void load_digits(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits,
+INLINE TARGET void load_digits(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits,
                                 int8x16_t q[4][2], int32x4_t d[4][4]) {
     const int8_t *rows[4];
     digit_rows(x, nblocks, b, m0, R, digits, rows);
@@ -17,7 +16,7 @@ DOTPROD_INLINE void load_digits(const mxd_act *x, size_t nblocks, size_t b, size
     }
 }
 
-DOTPROD_INLINE void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+INLINE TARGET void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
                                 int digits, float32x4_t acc[4][4]) {
     const int8x16_t table = e2m1_table();
     float32x4_t scale[4];
@@ -44,7 +43,7 @@ DOTPROD_INLINE void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t n
     accumulate(scale, d, 0.5f, x, nblocks, b, m0, R, digits, acc);
 }
 
-DOTPROD_INLINE void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
+INLINE TARGET void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
                                  int digits, float32x4_t acc[4][4]) {
     float32x4_t scale[4];
     load_scales(block, scale);
@@ -68,50 +67,8 @@ DOTPROD_INLINE void block_mxint8(const uint8_t *block, const mxd_act *x, size_t 
     accumulate(scale, d, 0.015625f, x, nblocks, b, m0, R, digits, acc);
 }
 
-DOTPROD_INLINE void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x,
-                               size_t m0, int R, int digits, float *y, size_t ldy) {
-    float32x4_t acc[4][4];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
-    for (size_t b = 0; b < nblocks; b++) {
-        block_mxfp4(base + b * FP4_BYTES, x, nblocks, b, m0, R, digits, acc);
-        if (residual) block_mxfp4(residual + b * FP4_BYTES, x, nblocks, b, m0, R, digits, acc);
-    }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
-}
-
-DOTPROD_INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, int digits,
-                                float *y, size_t ldy) {
-    float32x4_t acc[4][4];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < 4; v++) acc[r][v] = vdupq_n_f32(0);
-    for (size_t b = 0; b < nblocks; b++) block_mxint8(tile + b * INT8_BYTES, x, nblocks, b, m0, R, digits, acc);
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < 4; v++) vst1q_f32(y + (m0 + (size_t)r) * ldy + 4 * v, acc[r][v]);
-}
-
-DOTPROD static void mxd_matmul_mxfp4_dotprod(const uint8_t *base, const uint8_t *residual, size_t nblocks,
-                                             size_t ntiles, const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    for (size_t t = 0; t < ntiles; t++) {
-        const uint8_t *p0 = base + t * nblocks * FP4_BYTES;
-        const uint8_t *p1 = residual ? residual + t * nblocks * FP4_BYTES : NULL;
-#define GROUP(m, R, digits) rows_mxfp4(p0, p1, nblocks, x, m, R, digits, y + t * TILE, ldy)
-        MXD_ROW_GROUPS(rows, x->lo, GROUP);
-#undef GROUP
-    }
-}
-
-DOTPROD static void mxd_matmul_mxint8_dotprod(const uint8_t *base, const uint8_t *residual, size_t nblocks,
-                                              size_t ntiles, const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    (void)residual;
-    for (size_t t = 0; t < ntiles; t++) {
-        const uint8_t *tile = base + t * nblocks * INT8_BYTES;
-#define GROUP(m, R, digits) rows_mxint8(tile, nblocks, x, m, R, digits, y + t * TILE, ldy)
-        MXD_ROW_GROUPS(rows, x->lo, GROUP);
-#undef GROUP
-    }
-}
+#define MATMUL(format) mxd_matmul_##format##_dotprod
+#include "neon_matmul.h"
 
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, dotprod);
