@@ -12,7 +12,7 @@ DELTA   ?= # e.g. models/smollm2-135m/qat.delta: a base plane that was trained
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
 
-.PHONY: help demo test test-deploy lint verify build deploy rollback status emulated-pi clean
+.PHONY: help demo test test-deploy test-train lint verify build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make deploy TARGET=rpi                             an archive with an install.sh instead"
 	@echo "make rollback|status HOST=pi@raspberrypi.local     switch back; what is deployed"
 	@echo "make test-deploy         deploy to an emulated Raspberry Pi"
+	@echo "make test-train          install torch and test training"
 	@echo "make verify              prove that the bundle computes the golden bits on this machine"
 	@echo "make lint                ruff, mypy --strict"
 	@echo "make clean               remove what was built (not the downloaded weights)"
@@ -33,6 +34,11 @@ demo: $(BUNDLE)
 
 test: $(BUNDLE) build/rpi/mxdraft lint
 	$(VENV)/bin/pytest -q
+
+# Apart, because torch is large and only training needs it.
+test-train: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[train]'
+	$(VENV)/bin/pytest -q tests/test_qat.py
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check toolchain tests runtime

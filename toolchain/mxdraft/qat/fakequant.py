@@ -1,4 +1,4 @@
-"""MXFP4 weights and MXINT8 activations in torch with straight-through gradients.
+"""MXFP4 weights and int8 activations in torch with straight-through gradients.
 
 Speed asks for torch here; ``mxdraft.mx`` stays the definition, and tests/test_qat.py holds every value made
 here equal to it. A trainable weight is held in *grid units*: ``latent = weight / 2**exponent`` of its
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mxdraft.mx import BLOCK, MXTensor
+from mxdraft.mx import ACTIVATION_STEPS, ACTIVATION_TINY, BLOCK, MXTensor
 
 _POWER_OF_TWO = 0x7F800000  # mask that leaves a positive float its exponent: the power of two not above it
 _SNAP = 1.5 * 2.0**23  # x + s * _SNAP - s * _SNAP rounds x to a multiple of s, ties to even, and gives no -0
@@ -43,24 +43,24 @@ class _FakeQuantMXFP4(torch.autograd.Function):
         return _times_scale(grads[0].contiguous(), scale), None
 
 
-class _FakeQuantMXINT8(torch.autograd.Function):
+class _FakeQuantActivations(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
         blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
-        power = blocks.abs().amax(-1, keepdim=True)
-        power.view(torch.int32).bitwise_and_(_POWER_OF_TWO)
-        power.clamp_(min=2.0**-120)
-        q = (blocks * (64 / power)).round_().clamp_(-127, 127)
-        return q.mul_(power / 64).reshape(x.shape)
+        amax = blocks.abs().amax(-1, keepdim=True)
+        steps = torch.where(amax >= ACTIVATION_TINY, float(ACTIVATION_STEPS["base"]), 0.0)
+        q = (blocks * (steps / amax.clamp_(min=ACTIVATION_TINY))).round_()
+        return q.mul_(amax / ACTIVATION_STEPS["base"]).reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
         return grads[0]
 
 
-def fake_quant_mxint8(x: Tensor) -> Tensor:
-    """Quantize and dequantize along the last axis (a multiple of 32); the gradient is the identity."""
-    return cast(Tensor, _FakeQuantMXINT8.apply(x))
+def fake_quant_activations(x: Tensor) -> Tensor:
+    """What a base-precision product sees of f32 rows (``mx.quantize_activations``); the gradient is the
+    identity."""
+    return cast(Tensor, _FakeQuantActivations.apply(x))
 
 
 class MXLinear(nn.Module):

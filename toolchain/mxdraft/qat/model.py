@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mxdraft import mx
 from mxdraft.checkpoint import Checkpoint, ModelConfig
-from mxdraft.qat.fakequant import MXLinear, fake_quant_mxint8
+from mxdraft.qat.fakequant import MXLinear, fake_quant_activations
 
 Quantizer = Callable[[Tensor], Tensor]
 Rope = tuple[Tensor, Tensor]
@@ -87,7 +87,7 @@ class Llama(nn.Module):
 
     Parameters are named as Hugging Face names them. ``embedding`` and ``head`` [vocab, hidden] are frozen,
     already rounded to MXINT8 as in the bundle, and shared with the teacher. With ``int8_activations`` every
-    matrix product reads MXINT8 rows, as the runtime does.
+    matrix product reads int8 rows, as the runtime's base precision does.
     """
 
     embedding: Tensor
@@ -97,7 +97,7 @@ class Llama(nn.Module):
     def __init__(self, checkpoint: Checkpoint, int8_activations: bool = False) -> None:
         super().__init__()
         config = checkpoint.config
-        self.quantize: Quantizer = fake_quant_mxint8 if int8_activations else _identity
+        self.quantize: Quantizer = fake_quant_activations if int8_activations else _identity
         self.model = Decoder(config)
         frequency = config.rope_theta ** (
             -torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
