@@ -17,14 +17,14 @@ RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
 
 help:
 	@echo "make demo                get the weights, build runtime and bundle, stream an answer"
-	@echo "make test                everything that CI runs"
+	@echo "make test                lint and tests (CI also runs the next two)"
+	@echo "make test-deploy         deploy to an emulated Raspberry Pi"
+	@echo "make test-train          install torch and test training"
 	@echo "make build TARGET=rpi    the C runtime for a target of targets/ (default: host)"
 	@echo "make deploy TARGET=rpi HOST=pi@raspberrypi.local   ship, prove there, switch (docs/deploy.md)"
 	@echo "make deploy TARGET=rpi HOSTS=hosts.toml            the same for a fleet"
 	@echo "make deploy TARGET=rpi                             an archive with an install.sh instead"
 	@echo "make rollback|status HOST=pi@raspberrypi.local     switch back; what is deployed"
-	@echo "make test-deploy         deploy to an emulated Raspberry Pi"
-	@echo "make test-train          install torch and test training"
 	@echo "make verify              prove that the bundle computes the golden bits on this machine"
 	@echo "make lint                ruff, mypy --strict"
 	@echo "make clean               remove what was built (not the downloaded weights)"
