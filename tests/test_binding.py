@@ -15,19 +15,9 @@ import pytest
 import tiny
 from mxdraft.bundle import Bundle
 from mxdraft.errors import BundleError, CapacityError, RefusedError, UsageError
-from mxdraft.export import export_model
-from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence, cpu_describe, default_threads, version
 
 PROMPTS = ([1, 2, 3, 4, 5], [300, 7, 40], [499])
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle")
-    export_model(tiny.checkpoint(), folder)
-    pack(folder, folder / "t.mxb")
-    return folder / "t.mxb"
 
 
 # ---- lifetimes ----

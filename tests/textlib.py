@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import cffi
 import pytest
 from mxdraft.checkpoint import TokenizerSpec
 from mxdraft.checkpoint.gguf_file import load_gguf
+from mxdraft.errors import BundleError
 from mxdraft.fetch import default_cache, known_models
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
@@ -128,3 +131,35 @@ class Chat:
         )
         check(status, self._error)
         return list(ffi.unpack(ids, n[0]))
+
+
+def assert_readers_agree(
+    section: bytes,
+    vocab: int,
+    ours: Callable[[bytes, int], object],
+    theirs: Callable[[bytes, int], object],
+    rounds: int,
+    head: int = 0,
+) -> None:
+    """Both readers take or refuse the same copies of ``section`` with one or two bits flipped; some are taken
+    and some refused. With ``head``, three flips in ten fall into the first bytes."""
+    rng = random.Random(4)
+    verdicts = set()
+    for _ in range(rounds):
+        data = bytearray(section)
+        for _ in range(rng.randint(1, 2)):
+            data[rng.randrange(head if head and rng.random() > 0.7 else len(data))] ^= 1 << rng.randrange(8)
+        verdict = _accepts(ours, StatusError, bytes(data), vocab)
+        assert verdict == _accepts(theirs, BundleError, bytes(data), vocab)
+        verdicts.add(verdict)
+    assert verdicts == {True, False}
+
+
+def _accepts(
+    reader: Callable[[bytes, int], object], refusal: type[Exception], section: bytes, vocab: int
+) -> bool:
+    try:
+        reader(section, vocab)
+    except refusal:
+        return False
+    return True

@@ -10,7 +10,8 @@
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define INLINE static inline __attribute__((always_inline, target("avx2,fma,f16c")))
 
-enum { BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
+enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
+enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
 
 /* lane i += i+8, then +4, +2, +1: the canonical tree of 16 lanes held as two vectors. */
 INLINE float reduce16(__m256 lo, __m256 hi) {
@@ -295,10 +296,7 @@ AVX2 static void mxd_attention_avx2(const float *q, const uint16_t *k, const uin
     } else if (d % 16 == 0) {
         attention_d(q, k, v, n, d, scale, scores, out);
     } else {
-        mxd_kernels ref;
-        mxd_kernel_names names;
-        mxd_kernels_init_ref(&ref, &names);
-        ref.attention(q, k, v, n, d, scale, scores, out);
+        mxd_attention_ref(q, k, v, n, d, scale, scores, out);
     }
 }
 

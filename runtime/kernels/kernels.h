@@ -10,6 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Tile order of weights (runtime/BUNDLE.md): rows of a tile, columns of a block, bytes of 16 rows x 32 columns. */
+enum { MXD_TILE_ROWS = 16, MXD_BLOCK = 32, MXD_MXFP4_BLOCK_BYTES = 272, MXD_MXINT8_BLOCK_BYTES = 528 };
+
 /* Activation rows quantized in blocks of 32 to integers v = q, or v = 254*q + lo where lo is not NULL (16 bits: full
  * precision). Block b of row m: q and lo at [m*k + 32b ...], s and sum at [m*(k/32) + b]. */
 typedef struct mxd_act {
@@ -77,7 +80,9 @@ void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n);
 
 #define MXD_BIND(k, n, op, isa) ((k)->op = mxd_##op##_##isa, (n)->op = "mxd_" #op "_" #isa)
 
-/* Canonical scalar pieces, shared by ref.c and the tails of variants. */
+/* Canonical scalar pieces, shared by ref.c, the tails of variants and the sizes they leave to the reference. */
+void mxd_attention_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                       float *scores, float *out);
 float mxd_exp_ref(float x);
 float mxd_f16_to_f32(uint16_t h);
 uint16_t mxd_f32_to_f16(float x);

@@ -205,10 +205,7 @@ static void mxd_attention_neon(const float *q, const uint16_t *k, const uint16_t
     } else if (d % 16 == 0) {
         attention_d(q, k, v, n, d, scale, scores, out);
     } else {
-        mxd_kernels ref;
-        mxd_kernel_names names;
-        mxd_kernels_init_ref(&ref, &names);
-        ref.attention(q, k, v, n, d, scale, scores, out);
+        mxd_attention_ref(q, k, v, n, d, scale, scores, out);
     }
 }
 

@@ -12,7 +12,8 @@
 /* Forced, so that numbers of rows and digits are constants and accumulators stay in registers. */
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
+enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
+enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
 
 /* E8M0 bytes of 16 rows to four vectors of f32; the maximum turns code 0 into the subnormal 2^-127. */
 INLINE void load_scales(const uint8_t *p, float32x4_t scale[4]) {

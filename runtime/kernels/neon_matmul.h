@@ -1,5 +1,6 @@
-/* Matrix products of a NEON level: the loops over tiles and rows around its block_mxfp4 and block_mxint8. Included once by
- * each level's file, behind those two, with TARGET (attribute of every function) and MATMUL(format) (name) defined. */
+/* Matrix products of a NEON level: the loops over tiles and rows around its block_mxfp4 and block_mxint8. Included
+ * once by each level's file, behind those two, with TARGET (attribute of every function) and MATMUL(format) (name)
+ * defined. */
 
 /* R activation rows through one tile; residual may be NULL. */
 INLINE TARGET void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,

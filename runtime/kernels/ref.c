@@ -11,7 +11,9 @@
 #error "mxdraft detects NaN and Inf: build without -ffinite-math-only"
 #endif
 
-enum { LANES = 16, BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
+enum { LANES = 16 };
+enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
+enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
 
 /* E2M1 doubled, so that elements are integers. */
 static const int8_t E2M1X2[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -185,8 +187,8 @@ uint16_t mxd_f32_to_f16(float x) {
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
-static void mxd_attention_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                              float *scores, float *out) {
+void mxd_attention_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                       float *scores, float *out) {
     float max = -INFINITY;
     for (size_t j = 0; j < n; j++) {
         float lane[LANES] = {0};

@@ -2,11 +2,10 @@
 #ifndef MXD_BUNDLE_H
 #define MXD_BUNDLE_H
 
+#include "../kernels/kernels.h"
 #include "chat.h"
 #include "status.h"
 #include "tokenizer.h"
-
-enum { MXD_TILE_ROWS = 16, MXD_BLOCK = 32, MXD_MXFP4_BLOCK_BYTES = 272, MXD_MXINT8_BLOCK_BYTES = 528 };
 
 /* A weight matrix [rows][cols] in tile order; residual is NULL for one-plane matrices. */
 typedef struct mxd_matrix {

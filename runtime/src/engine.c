@@ -13,9 +13,7 @@ void mxd_options_default(mxd_options *out) {
 }
 
 /* Longest text a step can release: what is held back (less than a stop string and a character) and one token. */
-static size_t text_capacity(void) {
-    return MXD_MAX_TOKEN_BYTES + MXD_MAX_STOP_BYTES + 4;
-}
+enum { TEXT_BYTES = MXD_MAX_TOKEN_BYTES + MXD_MAX_STOP_BYTES + 4 };
 
 /* Hands out aligned pieces of the arena; with base NULL it only counts. */
 typedef struct bump {
@@ -73,7 +71,7 @@ static size_t layout(mxd_engine *g, char *base) {
     g->seqs = take(&b, g->max_seqs, sizeof *g->seqs);
     for (uint32_t i = 0; i < g->max_seqs; i++) {
         uint32_t *tokens = take(&b, ctx, sizeof *tokens);
-        char *held = take(&b, g->text_cap, 1), *text = take(&b, g->text_cap, 1);
+        char *held = take(&b, TEXT_BYTES, 1), *text = take(&b, TEXT_BYTES, 1);
         if (base) {
             g->seqs[i].tokens = tokens;
             g->seqs[i].held = held;
@@ -119,7 +117,6 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     g->max_seqs = o->max_seqs;
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
     g->logit_rows = o->max_seqs > MXD_LOGIT_ROWS ? o->max_seqs : MXD_LOGIT_ROWS;
-    g->text_cap = text_capacity();
     uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
     g->plan = (mxd_plan){
         .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0),

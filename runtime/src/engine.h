@@ -57,7 +57,6 @@ struct mxd_engine {
     mxd_pool *pool;
     int precision;         /* 0 base, 1 full: index of norms and planes */
     uint32_t max_seqs, max_rows, logit_rows;
-    size_t text_cap;
 
     char *arena;
     mxd_seq *seqs;         /* (max_seqs) */
@@ -91,7 +90,7 @@ static inline uint16_t *mxd_kv(const mxd_engine *g, uint32_t slot, uint32_t laye
     return g->kv + index * g->plan.ctx * c->head_dim;
 }
 
-/* engine.c: rows whose logits one step can hand out. */
+/* Rows whose logits one step can hand out. */
 static inline size_t mxd_logit_chunk(const mxd_engine *g) {
     return g->max_rows < g->logit_rows ? g->max_rows : g->logit_rows;
 }

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
+LogProbabilities = NDArray[np.float64]
 Forward = Callable[[NDArray[np.int64]], Logits]
 
 
@@ -22,12 +23,12 @@ class Quality:
     nll_sum: float = 0.0
     predictions: int = 0
 
-    def add(self, teacher: Logits, student: Logits, targets: NDArray[np.int64]) -> None:
-        """Score one window: logits [n, vocab] of both, and the n−1 tokens that really followed."""
-        p, q = _log_softmax(teacher), _log_softmax(student)
+    def add(self, p: LogProbabilities, q: LogProbabilities, targets: NDArray[np.int64]) -> None:
+        """Score one window: log probabilities [n, vocab] of teacher and student, and the n−1 tokens that
+        really followed."""
         self.kl_sum += float((np.exp(p) * (p - q)).sum())
-        self.agreements += int((teacher.argmax(axis=1) == student.argmax(axis=1)).sum())
-        self.positions += len(teacher)
+        self.agreements += int((p.argmax(axis=1) == q.argmax(axis=1)).sum())
+        self.positions += len(p)
         self.nll_sum -= float(q[np.arange(len(targets)), targets].sum())
         self.predictions += len(targets)
 
@@ -51,14 +52,15 @@ def compare(
     sums = {name: Quality() for name in ["teacher", *students]}
     for start in range(0, len(tokens), ctx):
         window = tokens[start : start + ctx]
-        expected = teacher(window)
+        expected = log_softmax(teacher(window))
         sums["teacher"].add(expected, expected, window[1:])
         for name, student in students.items():
-            sums[name].add(expected, student(window), window[1:])
+            sums[name].add(expected, log_softmax(student(window)), window[1:])
         yield sums
 
 
-def _log_softmax(logits: Logits) -> NDArray[np.float64]:
+def log_softmax(logits: Logits) -> LogProbabilities:
+    """Log probabilities of logits [n, vocab], in binary64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    normalized: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    normalized: LogProbabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return normalized

@@ -74,8 +74,10 @@ def quality(
         ids = np.array(model.encode(content[: 32 * tokens])[:tokens])
 
         def student(precision: Precision) -> Forward:
+            engine = Engine(model, ctx=ctx, precision=precision)  # closed with the model
+
             def forward(window: np.ndarray) -> np.ndarray:
-                with Engine(model, ctx=ctx, precision=precision) as engine, Sequence(engine) as sequence:
+                with Sequence(engine) as sequence:
                     return sequence.logits(window.tolist())
 
             return forward
