@@ -6,7 +6,7 @@
  *   mxd_seq     one token timeline with its own sampling settings
  *
  * Promise (docs/arithmetic.md): for the same bundle, precision and tokens, logits are the same bit for bit on
- * every instruction set, thread count, batch width and prefill chunk; so are the sampled tokens.
+ * every instruction set, thread count, batch width and prefill chunk; so are the sampled tokens, whoever drafts.
  *
  * Conventions: functions that can fail return mxd_status and fill *err (may be NULL); output handles are set
  * to NULL on failure. The library never prints, never exits, and allocates nothing after mxd_seq_open().
@@ -77,7 +77,8 @@ typedef enum mxd_status {
     MXD_BAD_SCALE = 33,      /* an E8M0 code of 255 (NaN) */
     MXD_BAD_TOKENIZER = 34,
     MXD_BAD_CHAT = 35,
-    MXD_BAD_GOLDEN = 36
+    MXD_BAD_GOLDEN = 36,
+    MXD_BAD_DRAFT = 37       /* drafter or n-gram table: malformed, or of another target */
 } mxd_status;
 
 typedef struct mxd_error {
@@ -91,12 +92,23 @@ typedef enum mxd_precision {
     MXD_PRECISION_FULL = 2  /* base + residual plane */
 } mxd_precision;
 
+/* Who proposes tokens for speculation. Never changes what is generated, only how fast. */
+typedef enum mxd_draft {
+    MXD_DRAFT_AUTO = 0,  /* whatever the bundle has, as far as it pays */
+    MXD_DRAFT_OFF = 1,
+    MXD_DRAFT_NGRAM = 2, /* look-up in prompt and output, and in the bundle's table */
+    MXD_DRAFT_MODEL = 3  /* the bundle's trained drafter */
+} mxd_draft;
+
 typedef struct mxd_options {
     uint32_t ctx;       /* positions per sequence; 0 = min(2048, the model's maximum) */
     uint32_t max_seqs;  /* sequences open at once, 1..64; default 1 */
     uint32_t max_rows;  /* rows of one engine step (prefill chunk), 1..512; default 64 */
     uint32_t threads;   /* 0 = min(affinity, cgroup quota, fastest core class) */
     uint32_t precision; /* mxd_precision */
+    uint32_t draft;     /* mxd_draft */
+    uint32_t draft_max; /* most drafted tokens a sequence and step, 1..15; 0 = 8 */
+    uint32_t draft_min; /* verify this many whether it pays or not; default 0 */
 } mxd_options;
 
 /* Memory plan in bytes; everything the engine will allocate, known before it does. */
@@ -150,10 +162,24 @@ typedef enum mxd_stop {
 
 typedef struct mxd_stats {
     uint64_t prompt_tokens, generated_tokens, drafted, accepted, steps;
+    uint64_t drafted_at[8], accepted_at[8]; /* by depth in the draft; the last counts all deeper ones too */
     double prefill_s, decode_s, first_token_s;
+    double draft_s, verify_s, sample_s; /* parts of decode_s */
+    double expected_gain;    /* tok/s over those of plain decoding, by the estimates that chose the drafts; 0: none */
+    double gain;             /* the same by this run's time and the measured cost of plain steps; 0: not measured */
     uint64_t bytes_read;     /* weight and KV bytes streamed by decode steps */
     uint64_t peak_rss_bytes;
 } mxd_stats;
+
+/* Seconds that a step takes by its number of rows, [1]..[16], and one step of the trained drafter (0: none). */
+typedef struct mxd_costs {
+    double step[17];
+    double draft;
+} mxd_costs;
+
+/* A drafter of the caller's: write up to `most` tokens that may follow ids[n], return how many. parent[i] comes as
+ * i - 1 (a chain) and may name any earlier token of the draft, or -1 for ids[n - 1]: a tree. */
+typedef size_t mxd_draft_function(void *arg, const uint32_t *ids, size_t n, uint32_t *out, int32_t *parent, size_t most);
 
 /* ---- model ---- */
 mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err);
@@ -179,6 +205,12 @@ mxd_status mxd_plan_memory(const mxd_model *model, const mxd_options *options, m
 mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err);
 void mxd_engine_close(mxd_engine **engine);
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
+/* Measure what steps cost, for choosing draft lengths: some 30 steps, before the first sequence opens. With a
+ * directory the result is kept there, one small file for each kind of machine, bundle and options, and found again.
+ * Without this call the costs are guessed. A directory that cannot be written is no error. */
+mxd_status mxd_engine_measure(mxd_engine *engine, const char *directory, mxd_error *err);
+void mxd_engine_get_costs(const mxd_engine *engine, mxd_costs *out);
+void mxd_engine_set_costs(mxd_engine *engine, const mxd_costs *costs);
 
 /* ---- sequences ---- */
 void mxd_sampling_default(mxd_sampling *out);
@@ -188,9 +220,9 @@ void mxd_seq_close(mxd_seq **seq);
  * MXD_ERR_CONTEXT if they do not fit together with at least one generated token; nothing is queued then. */
 mxd_status mxd_seq_prompt(mxd_seq *seq, const uint32_t *ids, size_t n, mxd_error *err);
 /* One engine step for n sequences of this engine: at most max_rows rows, prompt rows first come; each sequence
- * whose prompt is processed yields one token. Stopped sequences are skipped, and so are those without a token to
- * process, but if nothing at all can run and one has not stopped, that is MXD_ERR_ARGUMENT. After any error nothing is
- * committed. */
+ * whose prompt is processed yields one token, and the drafted ones that were right before it. Stopped sequences are
+ * skipped, and so are those without a token to process, but if nothing at all can run and one has not stopped, that is
+ * MXD_ERR_ARGUMENT. After any error nothing is committed. */
 mxd_status mxd_step(mxd_engine *engine, mxd_seq *const *seqs, size_t n, mxd_error *err);
 /* Tokens and text that the last step added. Text is whole UTF-8 characters, never part of a stop string; what a
  * stop leaves incomplete is flushed by the step that stops. Valid until the next step. */
@@ -204,6 +236,11 @@ mxd_status mxd_seq_truncate(mxd_seq *seq, size_t n, mxd_error *err);
 void mxd_seq_get_stats(const mxd_seq *seq, mxd_stats *out);
 /* The statistics as one JSON object on one line (keys in docs/cli.md); returns the length needed. */
 size_t mxd_seq_stats_json(const mxd_seq *seq, char *buf, size_t cap);
+/* Let the caller draft for this sequence, in place of the engine's own drafters; NULL gives them back. Has no effect
+ * under MXD_DRAFT_OFF. The function is called within mxd_step(). */
+void mxd_seq_set_drafter(mxd_seq *seq, mxd_draft_function *function, void *arg);
+/* For each token of mxd_seq_output(): 1 if it was drafted and accepted. */
+const uint8_t *mxd_seq_drafted(const mxd_seq *seq);
 /* Teacher forcing: append ids[n] and write the logits of each, float[n][vocab]. */
 mxd_status mxd_seq_logits(mxd_seq *seq, const uint32_t *ids, size_t n, float *logits, mxd_error *err);
 

@@ -372,7 +372,11 @@ static mxd_status read_text_sections(reader *r) {
         if ((status = mxd_chat_init(&m->chat, s->data, s->len, m->config.vocab, r->err))) return status;
         m->has_chat = 1;
     }
-    if ((s = find_section(r, "golden"))) return read_golden(r, s);
+    if ((s = find_section(r, "golden")) && (status = read_golden(r, s))) return status;
+    if ((s = find_section(r, "draft.ngrams"))) {
+        if ((status = mxd_ngram_table_init(&m->ngrams, s->data, s->len, m->config.vocab, r->err))) return status;
+        m->has_ngrams = 1;
+    }
     return MXD_OK;
 }
 

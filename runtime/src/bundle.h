@@ -4,6 +4,7 @@
 
 #include "../kernels/kernels.h"
 #include "chat.h"
+#include "draft.h"
 #include "status.h"
 #include "tokenizer.h"
 
@@ -35,7 +36,7 @@ struct mxd_model {
     size_t map_len;
     char *path, *provenance;
     mxd_config config;
-    uint32_t has_residual, has_chat, has_golden;
+    uint32_t has_residual, has_chat, has_golden, has_ngrams;
     mxd_matrix embedding, head;        /* MXINT8T (vocab, hidden); the same when tied */
     const float *rope_cos, *rope_sin;  /* (max_positions, head_dim/2) */
     const float *final_norm[2];        /* (hidden) by precision */
@@ -44,6 +45,7 @@ struct mxd_model {
     mxd_tokenizer tokenizer;
     mxd_chat chat;
     mxd_golden golden;
+    mxd_ngram_table ngrams;
 };
 
 static inline uint32_t mxd_load_u32(const uint8_t *p) {

@@ -12,8 +12,11 @@ void mxd_options_default(mxd_options *out) {
     *out = (mxd_options){.max_seqs = 1, .max_rows = 64, .precision = MXD_PRECISION_AUTO};
 }
 
-/* Longest text a step can release: what is held back (less than a stop string and a character) and one token. */
-enum { TEXT_BYTES = MXD_MAX_TOKEN_BYTES + MXD_MAX_STOP_BYTES + 4 };
+/* What is held back (less than a stop string and a character) and one token; and the longest text a step can release. */
+enum {
+    HELD_BYTES = MXD_MAX_STOP_BYTES + 4 + MXD_MAX_TOKEN_BYTES,
+    TEXT_BYTES = MXD_MAX_STOP_BYTES + 4 + (MXD_MAX_DRAFT + 1) * MXD_MAX_TOKEN_BYTES
+};
 
 /* Hands out aligned pieces of the arena; with base NULL it only counts. */
 typedef struct bump {
@@ -49,7 +52,7 @@ static size_t layout(mxd_engine *g, char *base) {
     g->plan.kv_cache = b.used;
 
     g->rows = take(&b, rows, sizeof *g->rows);
-    g->logit_row = take(&b, g->logit_rows, sizeof *g->logit_row);
+    g->outcomes = take(&b, rows, sizeof *g->outcomes);
     g->x = take(&b, rows * c->hidden, sizeof(float));
     g->qkv = take(&b, rows * qkv_width, sizeof(float));
     g->mixed = take(&b, rows * q_dim, sizeof(float));
@@ -59,9 +62,13 @@ static size_t layout(mxd_engine *g, char *base) {
     g->logits = take(&b, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
     g->shared = take_input(&b, rows, widest, g->precision);
     g->own = take(&b, g->plan.threads, sizeof *g->own);
+    g->head_parts = take(&b, g->plan.threads, sizeof *g->head_parts);
     for (uint32_t i = 0; i < g->plan.threads; i++) {
         mxd_input input = take_input(&b, MXD_FEW_ROWS, widest, g->precision);
-        if (base) g->own[i] = input;
+        mxd_head_part part = {.logits = take(&b, rows * MXD_HEAD_COLUMNS, sizeof(float))};
+        part.best = take(&b, rows, sizeof *part.best);
+        part.winner = take(&b, rows, sizeof *part.winner);
+        if (base) g->own[i] = input, g->head_parts[i] = part;
     }
     g->scratch.weights = take(&b, c->vocab, sizeof(float));
     g->scratch.heap = take(&b, c->vocab, sizeof(uint32_t));
@@ -71,7 +78,7 @@ static size_t layout(mxd_engine *g, char *base) {
     g->seqs = take(&b, g->max_seqs, sizeof *g->seqs);
     for (uint32_t i = 0; i < g->max_seqs; i++) {
         uint32_t *tokens = take(&b, ctx, sizeof *tokens);
-        char *held = take(&b, TEXT_BYTES, 1), *text = take(&b, TEXT_BYTES, 1);
+        char *held = take(&b, HELD_BYTES, 1), *text = take(&b, TEXT_BYTES, 1);
         if (base) {
             g->seqs[i].tokens = tokens;
             g->seqs[i].held = held;
@@ -113,10 +120,21 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     if (o->precision == MXD_PRECISION_FULL && !m->has_residual)
         return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no residual plane: full precision is not available", m->path);
 
+    if (o->draft > MXD_DRAFT_MODEL) return mxd_fail(err, MXD_ERR_ARGUMENT, "draft %u is unknown", o->draft);
+    if (o->draft_max > MXD_MAX_DRAFT)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_max %u is not in 1..%d", o->draft_max, MXD_MAX_DRAFT);
+    if (o->draft_min > (o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_min %u is more than draft_max", o->draft_min);
+    if (o->draft == MXD_DRAFT_MODEL)
+        return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no trained drafter", m->path);
+
     g->precision = o->precision == MXD_PRECISION_AUTO ? (int)m->has_residual : o->precision == MXD_PRECISION_FULL;
     g->max_seqs = o->max_seqs;
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
-    g->logit_rows = o->max_seqs > MXD_LOGIT_ROWS ? o->max_seqs : MXD_LOGIT_ROWS;
+    g->logit_rows = o->max_seqs + MXD_MAX_DRAFT;
+    g->draft = o->draft == MXD_DRAFT_AUTO ? MXD_DRAFT_NGRAM : (mxd_draft)o->draft;
+    g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
+    g->draft_min = o->draft_min;
     uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
     g->plan = (mxd_plan){
         .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0),
@@ -153,6 +171,7 @@ mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, m
     mxd_engine *g = calloc(1, sizeof *g);
     if (!g) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for an engine");
     g->model = model;
+    mxd_policy_init(&g->policy);
     mxd_status status = resolve(g, options, err);
     if (!status) status = check_fits(&g->plan, err);
     if (!status) status = mxd_cpu_bind(&g->kernels, &g->kernel_names, err);

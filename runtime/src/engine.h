@@ -6,16 +6,27 @@
 
 #include "../kernels/kernels.h"
 #include "bundle.h"
+#include "draft.h"
 #include "sampler.h"
 #include "threads.h"
 
-enum { MXD_MAX_SEQS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256, MXD_LOGIT_ROWS = 16 };
+enum { MXD_MAX_SEQS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256 };
+
+/* What the head computes for a row: its likeliest token, or that and all logits. */
+typedef enum mxd_wants { MXD_WANTS_NOTHING, MXD_WANTS_WINNER, MXD_WANTS_LOGITS } mxd_wants;
 
 /* One row of an engine step: a token at a position of a sequence. */
 typedef struct mxd_row {
     uint32_t slot, position, token;
-    uint32_t wants_logits;
+    mxd_wants wants;
 } mxd_row;
+
+/* What the head makes of a row that wants something. */
+typedef struct mxd_outcome {
+    uint32_t row;    /* of the step */
+    uint32_t winner; /* the likeliest token, the lowest id among equals */
+    float *logits;   /* (vocab padded), or NULL: only the winner was wanted */
+} mxd_outcome;
 
 struct mxd_seq {
     mxd_engine *engine;
@@ -36,7 +47,13 @@ struct mxd_seq {
     char *text;            /* what the last step released */
     size_t text_len;
 
+    mxd_draft_function *drafter; /* the caller's, or NULL */
+    void *drafter_arg;
+    mxd_proposal proposal; /* for the step under way */
+    uint8_t drafted[MXD_MAX_DRAFT + 1]; /* of the last step's output: 1 if it was drafted */
+
     mxd_stats stats;
+    double expected_tokens, expected_s; /* of the decode steps, by the policy's estimates */
     double prompted_at;    /* clock when the first prompt token of this round was queued */
 };
 
@@ -45,6 +62,17 @@ typedef struct mxd_input {
     float *rows; /* (rows, widest input) */
     mxd_act act;
 } mxd_input;
+
+/* A thread's part of the head: logits under work, and what it found so far. */
+typedef struct mxd_head_part {
+    float *logits;     /* (max_rows, MXD_HEAD_COLUMNS) */
+    float *best;       /* (max_rows) the largest logit */
+    uint32_t *winner;  /* (max_rows) its token */
+    uint32_t fault_outcome, fault_token; /* the first logit that is not finite; UINT32_MAX: none */
+} mxd_head_part;
+
+/* Columns of the head that a thread computes before it looks at them: they are still in the first-level cache. */
+enum { MXD_HEAD_COLUMNS = 4 * MXD_TILE_ROWS };
 
 /* So few rows that each thread prepares them for itself, which costs less than waiting for the others. */
 enum { MXD_FEW_ROWS = 4 };
@@ -55,15 +83,19 @@ struct mxd_engine {
     mxd_kernels kernels;
     mxd_kernel_names kernel_names;
     mxd_pool *pool;
-    int precision;         /* 0 base, 1 full: index of norms and planes */
+    int precision;         /* 0 base, 1 full: the most that the workspaces and the plan have room for */
+    int pass;              /* the same of the step under way: index of norms and planes */
     uint32_t max_seqs, max_rows, logit_rows;
+    mxd_draft draft;       /* never AUTO */
+    uint32_t draft_max, draft_min;
+    mxd_policy policy;
 
     char *arena;
     mxd_seq *seqs;         /* (max_seqs) */
     uint16_t *kv;          /* (max_seqs, layers, 2, kv_heads, ctx, head_dim) f16 */
     mxd_row *rows;         /* (max_rows) of the step under way */
-    uint32_t *logit_row;   /* (logit_rows) rows that want logits, ascending */
-    size_t row_count, logit_count;
+    mxd_outcome *outcomes; /* (max_rows) of the rows that want something, in their order */
+    size_t row_count, outcome_count;
 
     /* Workspaces; widths are padded to whole tiles. */
     float *x;              /* (max_rows, hidden) residual stream */
@@ -73,6 +105,7 @@ struct mxd_engine {
     float *gate_up;        /* (max_rows, 2*ffn) */
     float *scores;         /* (threads, ctx) */
     float *logits;         /* (logit_rows, vocab padded) */
+    mxd_head_part *head_parts; /* (threads) */
     mxd_input shared;      /* max_rows rows that the threads prepare together */
     mxd_input *own;        /* (threads) MXD_FEW_ROWS rows each */
     mxd_sampler_scratch scratch;
@@ -90,13 +123,20 @@ static inline uint16_t *mxd_kv(const mxd_engine *g, uint32_t slot, uint32_t laye
     return g->kv + index * g->plan.ctx * c->head_dim;
 }
 
+/* sequence.c: commit a chosen token: its text, the stop it may cause, the count. */
+void mxd_seq_commit(mxd_seq *s, uint32_t id);
+mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err);
+
+/* step.c: seconds on a clock that only goes forward. */
+double mxd_now(void);
+
 /* Rows whose logits one step can hand out. */
 static inline size_t mxd_logit_chunk(const mxd_engine *g) {
     return g->max_rows < g->logit_rows ? g->max_rows : g->logit_rows;
 }
 
-/* model.c: run the step's rows through the model; logits of the rows that want them, in order, in g->logits.
- * MXD_ERR_NUMERIC names layer and position. */
-mxd_status mxd_forward(mxd_engine *g, mxd_error *err);
+/* model.c: run the step's rows through the model at a precision (0 base, 1 full; at most the engine's) and fill
+ * g->outcomes; at most logit_rows rows may want logits. MXD_ERR_NUMERIC names layer and position. */
+mxd_status mxd_forward(mxd_engine *g, int precision, mxd_error *err);
 
 #endif

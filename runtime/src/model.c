@@ -37,6 +37,13 @@ static const mxd_input *input_of(const worker *w, size_t rows) {
     return is_few(w, rows) ? &w->g->own[w->thread] : &w->g->shared;
 }
 
+/* The input's quantized rows, with as many digits as the pass has. */
+static mxd_act act_of(const worker *w, size_t rows) {
+    mxd_act act = input_of(w, rows)->act;
+    if (!w->g->pass) act.lo = NULL;
+    return act;
+}
+
 /* The rows of an input that this thread prepares. */
 static void my_rows(const worker *w, size_t rows, size_t *from, size_t *to) {
     if (is_few(w, rows)) *from = 0, *to = rows;
@@ -45,12 +52,12 @@ static void my_rows(const worker *w, size_t rows, size_t *from, size_t *to) {
 
 /* Quantize rows from..to of x (k wide) as the input's, and wait until all rows are there. */
 static void finish_input(const worker *w, size_t rows, const float *x, size_t k, size_t from, size_t to) {
-    const mxd_act *act = &input_of(w, rows)->act;
+    mxd_act act = act_of(w, rows);
     size_t block = from * (k / MXD_BLOCK);
-    mxd_act out = {.q = act->q + from * k,
-                   .lo = act->lo ? act->lo + from * k : NULL,
-                   .s = act->s + block,
-                   .sum = act->sum + block};
+    mxd_act out = {.q = act.q + from * k,
+                   .lo = act.lo ? act.lo + from * k : NULL,
+                   .s = act.s + block,
+                   .sum = act.sum + block};
     w->g->kernels.quantize(x + from * k, k, to - from, k, &out);
     if (!is_few(w, rows)) barrier(w);
 }
@@ -58,7 +65,7 @@ static void finish_input(const worker *w, size_t rows, const float *x, size_t k,
 /* Products of the input with several matrices: their tiles are split as one range. */
 static void multiply(const worker *w, size_t rows, const product *products, size_t count) {
     const mxd_engine *g = w->g;
-    const mxd_act *act = &input_of(w, rows)->act;
+    mxd_act act = act_of(w, rows);
     size_t total = 0, from, to, first = 0;
     for (size_t i = 0; i < count; i++) total += mxd_pad_tile(products[i].w->rows) / MXD_TILE_ROWS;
     my_part(w, total, &from, &to);
@@ -70,8 +77,8 @@ static void multiply(const worker *w, size_t rows, const product *products, size
         first += tiles;
         if (t0 >= t1) continue;
         size_t offset = t0 * nblocks * MXD_MXFP4_BLOCK_BYTES;
-        const uint8_t *residual = g->precision ? p->w->residual + offset : NULL;
-        g->kernels.matmul_mxfp4(p->w->base + offset, residual, nblocks, t1 - t0, act, rows, p->y + t0 * MXD_TILE_ROWS,
+        const uint8_t *residual = g->pass ? p->w->residual + offset : NULL;
+        g->kernels.matmul_mxfp4(p->w->base + offset, residual, nblocks, t1 - t0, &act, rows, p->y + t0 * MXD_TILE_ROWS,
                                 p->ldy);
     }
 }
@@ -94,15 +101,16 @@ static void record_fault(mxd_engine *g, uint64_t layer, uint64_t row) {
     }
 }
 
-/* RMSNorm of `rows` rows of the residual stream (row_of[i], or i if NULL) as the next product's input. */
-static void normalize(const worker *w, size_t rows, const uint32_t *row_of, const float *weight, uint32_t layer) {
+/* RMSNorm of `rows` rows of the residual stream (of the outcomes, or all if NULL) as the next product's input. */
+static void normalize(const worker *w, size_t rows, const mxd_outcome *outcomes, const float *weight,
+                      uint32_t layer) {
     mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
     float *normed = input_of(w, rows)->rows;
     size_t from, to;
     my_rows(w, rows, &from, &to);
     for (size_t i = from; i < to; i++) {
-        size_t m = row_of ? row_of[i] : i;
+        size_t m = outcomes ? outcomes[i].row : i;
         float ss = g->kernels.rmsnorm(g->x + m * c->hidden, weight, c->hidden, c->rms_eps, normed + i * c->hidden);
         if (!isfinite(ss)) record_fault(g, layer, m);
     }
@@ -196,7 +204,7 @@ static void run_layer(const worker *w, uint32_t l) {
     qkv_layout at = layout_qkv(c);
     size_t rows = g->row_count, f = c->ffn, from, to;
 
-    normalize(w, rows, NULL, layer->attention_norm[g->precision], l);
+    normalize(w, rows, NULL, layer->attention_norm[g->pass], l);
     const product qkv[] = {{&layer->q, g->qkv, at.width},
                            {&layer->k, g->qkv + at.k_at, at.width},
                            {&layer->v, g->qkv + at.v_at, at.width}};
@@ -211,7 +219,7 @@ static void run_layer(const worker *w, uint32_t l) {
     multiply_add(w, &layer->o);
     barrier(w);
 
-    normalize(w, rows, NULL, layer->ffn_norm[g->precision], l);
+    normalize(w, rows, NULL, layer->ffn_norm[g->pass], l);
     const product gate_up[] = {{&layer->gate, g->gate_up, 2 * f}, {&layer->up, g->gate_up + f, 2 * f}};
     multiply(w, rows, gate_up, 2);
     barrier(w);
@@ -220,17 +228,86 @@ static void run_layer(const worker *w, uint32_t l) {
     barrier(w);
 }
 
-/* Logits of the rows that want them. */
+/* ---- the head ---- */
+
+/* A logit as an integer of the same order (with -0 as +0), so that a maximum is one of integers, which compilers
+ * vectorize. */
+static int32_t ordered(float logit) {
+    float f = logit + 0.0f;
+    int32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits ^ (bits >> 31 & INT32_MAX);
+}
+
+/* Look at `columns` logits of an outcome, those of the tokens from `token` on. */
+static void scan_logits(mxd_head_part *part, uint32_t outcome, const float *y, uint32_t token, uint32_t columns) {
+    const int32_t infinity = 0x7f800000;
+    int32_t best = INT32_MIN, least = INT32_MAX;
+    for (uint32_t i = 0; i < columns; i++) {
+        int32_t key = ordered(y[i]);
+        best = key > best ? key : best;
+        least = key < least ? key : least;
+    }
+    if (best >= infinity || least <= ~infinity) {
+        uint32_t i = 0;
+        while (isfinite(y[i])) i++;
+        if (part->fault_token == UINT32_MAX || outcome < part->fault_outcome)
+            part->fault_outcome = outcome, part->fault_token = token + i;
+        return;
+    }
+    if (best <= ordered(part->best[outcome])) return; /* equal ones lie behind the winner */
+    uint32_t i = 0;
+    while (ordered(y[i]) != best) i++;
+    part->best[outcome] = y[i];
+    part->winner[outcome] = token + i;
+}
+
+/* This thread's columns of the head for all outcomes: the winner of each, and the logits where they are wanted. */
 static void run_head(const worker *w) {
     mxd_engine *g = w->g;
     const mxd_model *m = g->model;
-    size_t nblocks = m->head.cols / MXD_BLOCK, from, to;
-    normalize(w, g->logit_count, g->logit_row, m->final_norm[g->precision], m->config.layers);
-    my_part(w, mxd_pad_tile(m->head.rows) / MXD_TILE_ROWS, &from, &to);
-    g->kernels.matmul_mxint8(m->head.base + from * nblocks * MXD_MXINT8_BLOCK_BYTES, NULL, nblocks, to - from,
-                             &input_of(w, g->logit_count)->act, g->logit_count, g->logits + from * MXD_TILE_ROWS,
-                             mxd_pad_tile(m->head.rows));
+    mxd_head_part *part = &g->head_parts[w->thread];
+    size_t nblocks = m->head.cols / MXD_BLOCK, padded = mxd_pad_tile(m->head.rows), rows = g->outcome_count, from, to;
+    normalize(w, rows, g->outcomes, m->final_norm[g->pass], m->config.layers);
+    mxd_act act = act_of(w, rows);
+    part->fault_token = UINT32_MAX;
+    for (size_t i = 0; i < rows; i++) part->best[i] = -INFINITY;
+    my_part(w, padded / MXD_TILE_ROWS, &from, &to);
+    for (size_t tile = from, tiles; tile < to; tile += tiles) {
+        tiles = to - tile < MXD_HEAD_COLUMNS / MXD_TILE_ROWS ? to - tile : MXD_HEAD_COLUMNS / MXD_TILE_ROWS;
+        g->kernels.matmul_mxint8(m->head.base + tile * nblocks * MXD_MXINT8_BLOCK_BYTES, NULL, nblocks, tiles, &act,
+                                 rows, part->logits, MXD_HEAD_COLUMNS);
+        size_t token = tile * MXD_TILE_ROWS, columns = tiles * MXD_TILE_ROWS;
+        if (token + columns > m->config.vocab) columns = m->config.vocab - token; /* the last tile is padded */
+        for (size_t i = 0; i < rows; i++) {
+            const float *y = part->logits + i * MXD_HEAD_COLUMNS;
+            scan_logits(part, (uint32_t)i, y, (uint32_t)token, (uint32_t)columns);
+            if (g->outcomes[i].logits) memcpy(g->outcomes[i].logits + token, y, columns * sizeof *y);
+        }
+    }
 }
+
+/* Join what the threads found: their parts ascend, so among equals the first one's winner stays. */
+static mxd_status join_head(mxd_engine *g, mxd_error *err) {
+    uint32_t threads = mxd_pool_size(g->pool), fault_outcome = UINT32_MAX, fault_token = 0;
+    for (uint32_t t = 0; t < threads; t++) {
+        const mxd_head_part *part = &g->head_parts[t];
+        if (part->fault_token != UINT32_MAX && part->fault_outcome < fault_outcome)
+            fault_outcome = part->fault_outcome, fault_token = part->fault_token;
+    }
+    if (fault_outcome != UINT32_MAX)
+        return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite logit of token %u at position %u", fault_token,
+                        g->rows[g->outcomes[fault_outcome].row].position);
+    for (size_t i = 0; i < g->outcome_count; i++) {
+        float best = -INFINITY;
+        for (uint32_t t = 0; t < threads; t++)
+            if (g->head_parts[t].best[i] > best)
+                best = g->head_parts[t].best[i], g->outcomes[i].winner = g->head_parts[t].winner[i];
+    }
+    return MXD_OK;
+}
+
+/* ---- the step ---- */
 
 static void forward_job(void *arg, uint32_t thread) {
     mxd_engine *g = arg;
@@ -238,31 +315,28 @@ static void forward_job(void *arg, uint32_t thread) {
     embed(&w);
     barrier(&w);
     for (uint32_t l = 0; l < g->model->config.layers; l++) run_layer(&w, l);
-    if (g->logit_count) run_head(&w);
+    if (g->outcome_count) run_head(&w);
 }
 
-mxd_status mxd_forward(mxd_engine *g, mxd_error *err) {
+mxd_status mxd_forward(mxd_engine *g, int precision, mxd_error *err) {
     const mxd_config *c = &g->model->config;
-    g->logit_count = 0;
-    for (size_t m = 0; m < g->row_count; m++)
-        if (g->rows[m].wants_logits) g->logit_row[g->logit_count++] = (uint32_t)m;
+    float *logits = g->logits;
+    g->pass = precision;
+    g->outcome_count = 0;
+    for (size_t m = 0; m < g->row_count; m++) {
+        if (g->rows[m].wants == MXD_WANTS_NOTHING) continue;
+        int all = g->rows[m].wants == MXD_WANTS_LOGITS;
+        g->outcomes[g->outcome_count++] = (mxd_outcome){.row = (uint32_t)m, .logits = all ? logits : NULL};
+        if (all) logits += mxd_pad_tile(c->vocab);
+    }
     atomic_store(&g->fault, UINT64_MAX);
     mxd_pool_run(g->pool, forward_job, g);
 
     uint64_t fault = atomic_load(&g->fault);
-    if (fault != UINT64_MAX) {
-        const mxd_row *row = &g->rows[fault & UINT32_MAX];
-        if (fault >> 32 == c->layers)
-            return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite value before the head at position %u", row->position);
-        return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite value entering layer %u at position %u",
-                        (unsigned)(fault >> 32), row->position);
-    }
-    for (size_t i = 0; i < g->logit_count; i++) {
-        const float *logits = g->logits + i * mxd_pad_tile(c->vocab);
-        for (uint32_t id = 0; id < c->vocab; id++)
-            if (!isfinite(logits[id]))
-                return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite logit of token %u at position %u", id,
-                                g->rows[g->logit_row[i]].position);
-    }
-    return MXD_OK;
+    if (fault == UINT64_MAX) return g->outcome_count ? join_head(g, err) : MXD_OK;
+    const mxd_row *row = &g->rows[fault & UINT32_MAX];
+    if (fault >> 32 == c->layers)
+        return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite value before the head at position %u", row->position);
+    return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite value entering layer %u at position %u", (unsigned)(fault >> 32),
+                    row->position);
 }

@@ -19,6 +19,10 @@ mxd_status mxd_sampling_check(const mxd_sampling *s, mxd_error *err) {
     return MXD_OK;
 }
 
+int mxd_is_greedy(const mxd_sampling *s) {
+    return s->temperature == 0 && s->repeat_penalty == 1;
+}
+
 /* Finalizer of a 64-bit counter-based generator (SplitMix64: Steele, Lea, Flood 2014). */
 static uint64_t mix64(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -12,6 +12,9 @@ typedef struct mxd_sampler_scratch {
     uint8_t *seen;      /* (vocab/8 + 1), all zero between calls */
 } mxd_sampler_scratch;
 
+/* Whether the choice is the likeliest token, whatever the logits behind it. */
+int mxd_is_greedy(const mxd_sampling *sampling);
+
 /* Choose the token at `position` of a sequence whose earlier tokens are prefix[n]. Changes logits in place when a
  * repetition penalty is set. All logits are finite. */
 uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *sampling, float *logits, uint32_t vocab,

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from mxdraft.errors import UsageError
@@ -23,9 +23,13 @@ if TYPE_CHECKING:  # a command that asks for no logits starts sooner without num
     from numpy.typing import NDArray
 
 Precision = Literal["auto", "base", "full"]
+Draft = Literal["auto", "off", "ngram", "model"]
+# Tokens so far and the most to propose, to ids or (id, index of the proposal before it).
+Drafter = Callable[[list[int], int], "list[int] | list[tuple[int, int]]"]
 Stop = Literal["none", "eos", "limit", "context", "string"]
 
 _PRECISIONS: tuple[Precision, ...] = ("auto", "base", "full")
+_DRAFTS: tuple[Draft, ...] = ("auto", "off", "ngram", "model")
 _STOPS: tuple[Stop, ...] = ("none", "eos", "limit", "context", "string")
 _NO_BOS = 0xFFFFFFFF
 
@@ -200,10 +204,11 @@ class Model(_Handle):
         precision: Precision = "auto",
         max_seqs: int | None = None,
         max_rows: int | None = None,
+        draft: Draft = "auto",
     ) -> Plan:
         """What an engine with these options would allocate; it may exceed ``available``."""
         library = load()
-        options = _options(ctx, threads, precision, max_seqs, max_rows)
+        options = _options(ctx, threads, precision, max_seqs, max_rows, draft)
         raw = library.ffi.new("mxd_plan *")
         library.call(library.lib.mxd_plan_memory, self._pointer, options, raw)
         return _plan(raw)
@@ -224,8 +229,11 @@ class Model(_Handle):
 class Engine(_Handle):
     """One arena (KV cache, activations) and a thread pool. 0 means the library's default (mxdraft.h).
 
+    ``draft`` says who drafts for speculation, ``draft_max`` how many tokens a step at most, ``draft_min`` how
+    many whether it pays or not; what is generated does not depend on them.
+
     Raises CapacityError if the plan does not fit memory, UsageError on an option out of range or a precision
-    that the bundle lacks.
+    or drafter that the bundle lacks.
     """
 
     def __init__(
@@ -236,9 +244,14 @@ class Engine(_Handle):
         precision: Precision = "auto",
         max_seqs: int | None = None,
         max_rows: int | None = None,
+        draft: Draft = "auto",
+        draft_max: int = 0,
+        draft_min: int = 0,
     ) -> None:
         library = load()
-        options = _options(ctx, threads, precision, max_seqs, max_rows)
+        options = _options(ctx, threads, precision, max_seqs, max_rows, draft)
+        options.draft_max = draft_max
+        options.draft_min = draft_min
         box = library.ffi.new("mxd_engine **")
         library.call(library.lib.mxd_engine_open, model._pointer, options, box)
         super().__init__(box, library.lib.mxd_engine_close, model)
@@ -247,6 +260,20 @@ class Engine(_Handle):
     @property
     def plan(self) -> Plan:
         return _plan(load().lib.mxd_engine_plan(self._pointer))
+
+    def measure(self, directory: str | os.PathLike[str] | None = None) -> None:
+        """Measure what steps cost, or find it in ``directory``: what draft lengths rest on. Before the first
+        sequence."""
+        library = load()
+        path = library.ffi.NULL if directory is None else os.fsencode(directory)
+        library.call(library.lib.mxd_engine_measure, self._pointer, path)
+
+    @property
+    def step_costs(self) -> list[float]:
+        """Seconds of a step of 1 to 16 rows; before ``measure``, a guess in units of the first."""
+        costs = load().ffi.new("mxd_costs *")
+        load().lib.mxd_engine_get_costs(self._pointer, costs)
+        return list(costs.step)[1:]
 
     def step(self, sequences: Iterable[Sequence]) -> None:
         """One engine step for any of this engine's sequences; then read ``output`` and ``text`` of each."""
@@ -309,6 +336,7 @@ class Sequence(_Handle):
         library.call(library.lib.mxd_seq_open, engine._pointer, sampling, box)
         super().__init__(box, library.lib.mxd_seq_close, engine)
         self.engine = engine  # keeps it open
+        self._drafter: Any = None
 
     def prompt(self, ids: Iterable[int]) -> None:
         """Queue tokens; clears a stop and restarts ``max_tokens`` and the statistics.
@@ -334,6 +362,29 @@ class Sequence(_Handle):
             if piece.ids or piece.text:
                 yield piece
 
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Let ``drafter`` propose in place of the engine's own drafters; None gives them back.
+
+        It is called with all tokens so far and the most it may propose; it returns ids (a chain), or pairs of
+        an id and the index of the proposal that it follows (a tree; -1: the newest token).
+        """
+        library = load()
+
+        def call(_: Any, ids: Any, n: int, out: Any, parent: Any, most: int) -> int:
+            assert drafter is not None
+            proposal = drafter(library.ffi.unpack(ids, n), most)[:most]
+            for i, node in enumerate(proposal):
+                if isinstance(node, tuple):
+                    out[i], parent[i] = node
+                else:
+                    out[i] = node
+            return len(proposal)
+
+        # The library keeps the pointer, this object what it points to.
+        self._drafter = drafter and library.ffi.callback("mxd_draft_function", call)
+        pointer = self._drafter or library.ffi.NULL
+        library.lib.mxd_seq_set_drafter(self._pointer, pointer, library.ffi.NULL)
+
     def logits(self, ids: Iterable[int]) -> NDArray[np.float32]:
         """Teacher forcing: append ``ids`` and return the logits of each, float32 [len(ids), vocab]."""
         import numpy as np
@@ -354,6 +405,12 @@ class Sequence(_Handle):
     def output(self) -> list[int]:
         """Token ids that the last step added."""
         return self._uint32(load().lib.mxd_seq_output)
+
+    @property
+    def drafted(self) -> list[bool]:
+        """Which of ``output`` were drafted and accepted."""
+        flags = load().lib.mxd_seq_drafted(self._pointer)
+        return [bool(flags[i]) for i in range(len(self.output))]
 
     @property
     def tokens(self) -> list[int]:
@@ -405,14 +462,19 @@ def version() -> str:
     return str(load().ffi.string(load().lib.mxd_version()).decode("ascii"))
 
 
-def _options(ctx: int, threads: int, precision: Precision, max_seqs: int | None, max_rows: int | None) -> Any:
+def _options(
+    ctx: int, threads: int, precision: Precision, max_seqs: int | None, max_rows: int | None, draft: Draft
+) -> Any:
     if precision not in _PRECISIONS:
         raise UsageError(f"precision {precision!r}: expected one of {', '.join(_PRECISIONS)}")
+    if draft not in _DRAFTS:
+        raise UsageError(f"draft {draft!r}: expected one of {', '.join(_DRAFTS)}")
     options = load().ffi.new("mxd_options *")
     load().lib.mxd_options_default(options)
     options.ctx = ctx
     options.threads = threads
     options.precision = _PRECISIONS.index(precision)
+    options.draft = _DRAFTS.index(draft)
     if max_seqs is not None:
         options.max_seqs = max_seqs
     if max_rows is not None:

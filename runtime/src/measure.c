@@ -1,0 +1,145 @@
+/* What a step costs on this machine, by its number of rows: measured once, kept in a file. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cpu.h"
+#include "engine.h"
+#include "hash.h"
+
+enum { REPEAT = 5, MEASURED = 9 };
+
+static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
+
+void mxd_engine_get_costs(const mxd_engine *g, mxd_costs *out) {
+    *out = g->policy.costs;
+}
+
+void mxd_engine_set_costs(mxd_engine *g, const mxd_costs *costs) {
+    mxd_policy_set_costs(&g->policy, costs);
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median seconds of a step of `rows` rows behind a short context; what they compute is of no matter. */
+static mxd_status time_step(mxd_engine *g, uint32_t rows, double *median, mxd_error *err) {
+    double seconds[REPEAT];
+    uint32_t from = g->plan.ctx > 96 ? 64 : 0;
+    for (int i = -1; i < REPEAT; i++) { /* the first one warms up */
+        g->row_count = 0;
+        for (uint32_t k = 0; k < rows; k++)
+            g->rows[g->row_count++] = (mxd_row){.position = from + k, .wants = MXD_WANTS_WINNER};
+        double start = mxd_now();
+        mxd_status status = mxd_forward(g, g->precision, err);
+        if (status) return status;
+        if (i >= 0) seconds[i] = mxd_now() - start;
+    }
+    qsort(seconds, REPEAT, sizeof *seconds, by_value);
+    *median = seconds[REPEAT / 2];
+    return MXD_OK;
+}
+
+static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
+    uint32_t last = 0;
+    for (int i = 0; i < MEASURED; i++) {
+        uint32_t rows = WIDTHS[i];
+        if (rows > g->max_rows || rows > g->plan.ctx - 1) break;
+        mxd_status status = time_step(g, rows, &out->step[rows], err);
+        if (status) return status;
+        if (out->step[rows] < out->step[last]) out->step[rows] = out->step[last]; /* noise: more never costs less */
+        for (uint32_t r = last + 1; last && r < rows; r++)
+            out->step[r] = out->step[last] + (out->step[rows] - out->step[last]) * (r - last) / (rows - last);
+        last = rows;
+    }
+    for (uint32_t r = last + 1; r <= 16; r++) out->step[r] = out->step[last] * r / last;
+    return MXD_OK;
+}
+
+/* ---- the file ---- */
+
+/* Everything the costs depend on, as text. */
+static void describe(const mxd_engine *g, char *out, size_t cap) {
+    char cpu[256] = "";
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    if (f) {
+        char line[256];
+        while (fgets(line, sizeof line, f))
+            if (!strncmp(line, "model name", 10) || !strncmp(line, "CPU part", 8) || !strncmp(line, "Model", 5))
+                memcpy(cpu, line, sizeof cpu); /* the last one: a Pi's board stands at the end */
+        fclose(f);
+    }
+    const mxd_config *c = &g->model->config;
+    snprintf(out, cap, "mxdraft %s %s %s %s threads %u precision %d model %u %u %u %u %" PRIu64 " %s", mxd_version(),
+             g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention, g->plan.threads,
+             g->precision, c->hidden, c->layers, c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
+}
+
+static void costs_path(const char *directory, const char *key, char *out, size_t cap) {
+    uint8_t digest[32];
+    mxd_sha256 sha;
+    mxd_sha256_init(&sha);
+    mxd_sha256_update(&sha, key, strlen(key));
+    mxd_sha256_final(&sha, digest);
+    int used = snprintf(out, cap, "%s/costs-", directory);
+    for (int i = 0; i < 8 && used > 0 && (size_t)used + 3 < cap; i++)
+        used += snprintf(out + used, cap - (size_t)used, "%02x", digest[i]);
+}
+
+static int plausible(const mxd_costs *c) {
+    for (int r = 1; r <= 16; r++)
+        if (!(c->step[r] > 0 && c->step[r] < 3600) || (r > 1 && c->step[r] < c->step[r - 1])) return 0;
+    return c->draft >= 0 && c->draft < 3600;
+}
+
+/* A line of numbers in microseconds. Returns whether all were there and make sense. */
+static int read_costs(const char *path, mxd_costs *out) {
+    FILE *f = fopen(path, "re");
+    if (!f) return 0;
+    int ok = 1;
+    for (int r = 1; r <= 16 && ok; r++) ok = fscanf(f, "%lf", &out->step[r]) == 1, out->step[r] *= 1e-6;
+    ok = ok && fscanf(f, "%lf", &out->draft) == 1;
+    out->draft *= 1e-6;
+    fclose(f);
+    return ok && plausible(out);
+}
+
+/* Whole or not at all: another process may read it. What fails is measured again next time. */
+static void write_costs(const char *path, const mxd_costs *c) {
+    char temporary[4096];
+    if ((size_t)snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid()) >= sizeof temporary) return;
+    FILE *f = fopen(temporary, "wxe");
+    if (!f) return;
+    for (int r = 1; r <= 16; r++) fprintf(f, "%.3f ", c->step[r] * 1e6);
+    fprintf(f, "%.3f\n", c->draft * 1e6);
+    int failed = fflush(f) || fsync(fileno(f));
+    failed |= fclose(f);
+    if (failed || rename(temporary, path)) unlink(temporary);
+}
+
+mxd_status mxd_engine_measure(mxd_engine *g, const char *directory, mxd_error *err) {
+    char key[1024], path[4096];
+    mxd_costs costs = {0};
+    for (uint32_t i = 0; i < g->max_seqs; i++)
+        if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "costs are measured before a sequence opens");
+    if (directory) {
+        describe(g, key, sizeof key);
+        costs_path(directory, key, path, sizeof path);
+        if (read_costs(path, &costs)) {
+            mxd_policy_set_costs(&g->policy, &costs);
+            return MXD_OK;
+        }
+    }
+    mxd_status status = measure(g, &costs, err);
+    if (status) return status;
+    mxd_policy_set_costs(&g->policy, &costs);
+    if (directory) write_costs(path, &costs);
+    return MXD_OK;
+}

@@ -1,0 +1,127 @@
+/* How many drafted tokens a step verifies: as many as make the most of its time, by estimates of both. */
+#include <stdlib.h>
+
+#include "draft.h"
+#include "engine.h"
+
+enum { COST_ROWS = 16, PATIENCE = 8, MAX_PATIENCE = 128 };
+
+/* Weight of the first guess, and of all evidence: older evidence fades, so that a change of text is noticed. */
+static const float PRIOR_WEIGHT = 2, MEMORY = 48;
+
+/* First guesses of acceptance. Copies: by matched length, seen in this model's chats. */
+static float prior(uint8_t kind) {
+    if (kind < MXD_KIND_COPY) return 0.6f;
+    if (kind < MXD_KIND_TABLE) {
+        int length = kind - MXD_KIND_COPY + 1;
+        return length >= 8 ? 0.9f : 0.1f + 0.1f * (float)length;
+    }
+    return ((float)((kind - MXD_KIND_TABLE) % 8) + 0.5f) / 8;
+}
+
+void mxd_policy_init(mxd_policy *p) {
+    *p = (mxd_policy){.patience = PATIENCE};
+    for (int r = 1; r <= COST_ROWS; r++) p->costs.step[r] = 1 + 0.1 * (r - 1); /* a guess, in steps of one row */
+}
+
+void mxd_policy_set_costs(mxd_policy *p, const mxd_costs *costs) {
+    p->costs = *costs;
+    p->measured = 1;
+}
+
+double mxd_policy_step_cost(const mxd_policy *p, size_t rows) {
+    const double *c = p->costs.step;
+    if (rows <= COST_ROWS) return c[rows];
+    return c[COST_ROWS] + (c[COST_ROWS] - c[COST_ROWS / 2]) / (COST_ROWS / 2) * (double)(rows - COST_ROWS);
+}
+
+float mxd_policy_chance(const mxd_policy *p, uint8_t kind) {
+    return (p->kind[kind].accepted + PRIOR_WEIGHT * prior(kind)) / (p->kind[kind].tried + PRIOR_WEIGHT);
+}
+
+void mxd_policy_learn(mxd_policy *p, uint8_t kind, int accepted) {
+    if (p->kind[kind].tried >= MEMORY) {
+        p->kind[kind].tried /= 2;
+        p->kind[kind].accepted /= 2;
+    }
+    p->kind[kind].tried += 1;
+    if (!accepted) return;
+    p->kind[kind].accepted += 1;
+    p->patience = PATIENCE;
+}
+
+uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind) {
+    uint32_t i = out->count++;
+    out->token[i] = token;
+    out->parent[i] = parent;
+    out->kind[i] = kind;
+    out->path[i] = mxd_policy_chance(p, kind) * (parent < 0 ? 1 : out->path[parent]);
+    return i;
+}
+
+typedef struct candidate {
+    float path;
+    uint16_t sequence, node;
+} candidate;
+
+/* Likeliest first. A parent is never less likely than its child, and has the lower index among equals. */
+static int by_path(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->path != y->path) return x->path > y->path ? -1 : 1;
+    return x->sequence != y->sequence ? x->sequence - y->sequence : x->node - y->node;
+}
+
+/* The prefix of the ranked candidates that yields the most tokens a second, by trying each: costs have steps. */
+static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t count, size_t n, size_t rows) {
+    double tokens = (double)n, best_rate = tokens / mxd_policy_step_cost(p, rows);
+    size_t best = 0;
+    for (size_t i = 0; i < count; i++) {
+        tokens += (double)ranked[i].path;
+        double rate = tokens / mxd_policy_step_cost(p, rows + i + 1);
+        if (rate > best_rate) best_rate = rate, best = i + 1;
+    }
+    return best;
+}
+
+/* Keep the marked nodes; parents of marked nodes are marked. */
+static void compact(mxd_proposal *d, uint32_t marked) {
+    int32_t place[MXD_MAX_DRAFT];
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < d->count; i++) {
+        if (!(marked >> i & 1)) continue;
+        place[i] = (int32_t)kept;
+        d->token[kept] = d->token[i];
+        d->kind[kept] = d->kind[i];
+        d->path[kept] = d->path[i];
+        d->parent[kept++] = d->parent[i] < 0 ? -1 : place[d->parent[i]];
+    }
+    d->count = kept;
+}
+
+void mxd_policy_choose(mxd_policy *p, mxd_proposal *const *proposals, size_t n, size_t rows, size_t room,
+                       uint32_t least) {
+    candidate ranked[MXD_MAX_SEQS * MXD_MAX_DRAFT];
+    uint32_t marked[MXD_MAX_SEQS] = {0}, kept[MXD_MAX_SEQS] = {0};
+    size_t count = 0;
+    for (size_t s = 0; s < n; s++)
+        for (uint32_t i = 0; i < proposals[s]->count; i++)
+            ranked[count++] = (candidate){proposals[s]->path[i], (uint16_t)s, (uint16_t)i};
+    if (count == 0) return;
+    qsort(ranked, count, sizeof *ranked, by_path);
+    size_t best = best_prefix(p, ranked, count < room ? count : room, n, rows);
+    if (best > 0) {
+        p->idle = 0;
+    } else if (++p->idle >= p->patience) { /* look again whether the text has become predictable, ever less often */
+        best = 1;
+        p->idle = 0;
+        p->patience = p->patience * 2 < MAX_PATIENCE ? p->patience * 2 : MAX_PATIENCE;
+    }
+    for (size_t i = 0; i < count && room > 0; i++) {
+        size_t s = ranked[i].sequence;
+        if (i >= best && kept[s] >= least) continue;
+        marked[s] |= 1u << ranked[i].node;
+        kept[s]++;
+        room--;
+    }
+    for (size_t s = 0; s < n; s++) compact(proposals[s], marked[s]);
+}

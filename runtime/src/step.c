@@ -1,0 +1,289 @@
+/* Start here: the engine's step. Prompts are read in chunks; a sequence that generates runs its newest token and what
+ * was drafted behind it, and keeps what its own choices confirm. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine.h"
+
+double mxd_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* One sequence's part of a step: rows first..first+rows of its own tokens, its drafted ones behind them. */
+typedef struct part {
+    mxd_seq *seq;
+    size_t rows, first;
+    size_t outcome; /* of its newest token, if the step reaches it; then those of the drafted ones */
+    int reaches_end, decoding;
+} part;
+
+typedef struct step {
+    mxd_engine *g;
+    part parts[MXD_MAX_SEQS];
+    size_t count;
+    double draft_s, verify_s, sample_s;
+} step;
+
+static int runs(const mxd_seq *s) {
+    return s->stop == MXD_STOP_NONE && s->token_count > s->done;
+}
+
+/* ---- statistics ---- */
+
+/* Bytes that a step streams for one sequence's rows: its cache so far. */
+static uint64_t kv_bytes(const mxd_engine *g, size_t positions) {
+    const mxd_config *c = &g->model->config;
+    return (uint64_t)positions * c->layers * 2 * c->kv_heads * c->head_dim * sizeof *g->kv;
+}
+
+/* Bytes of weights that one step reads, whatever its rows. */
+static uint64_t weight_bytes(const mxd_engine *g) {
+    const mxd_matrix *head = &g->model->head;
+    return g->model->plane_bytes[0] + (g->precision ? g->model->plane_bytes[1] : 0) +
+           mxd_pad_tile(head->rows) / MXD_TILE_ROWS * (head->cols / MXD_BLOCK) * MXD_MXINT8_BLOCK_BYTES;
+}
+
+/* A decode step is one whose tokens were all chosen here; the others are prefill. */
+static void account(const step *t, const part *p, double seconds) {
+    mxd_seq *s = p->seq;
+    mxd_stats *stats = &s->stats;
+    if (!p->decoding) {
+        stats->prefill_s += seconds;
+        return;
+    }
+    stats->steps++;
+    stats->decode_s += seconds;
+    stats->draft_s += t->draft_s;
+    stats->verify_s += t->verify_s;
+    stats->sample_s += t->sample_s;
+    stats->bytes_read += weight_bytes(s->engine) + kv_bytes(s->engine, s->done);
+    s->expected_tokens += 1;
+    for (uint32_t i = 0; i < s->proposal.count; i++) s->expected_tokens += (double)s->proposal.path[i];
+    s->expected_s += mxd_policy_step_cost(&s->engine->policy, s->engine->row_count) / (double)t->count;
+}
+
+/* ---- drafting ---- */
+
+/* Most tokens that may be drafted: the one chosen behind them must still fit. */
+static size_t draft_limit(const mxd_engine *g, const mxd_seq *s) {
+    size_t most = g->draft_max, room = g->plan.ctx - s->token_count - 1;
+    if (most > room) most = room;
+    if (s->sampling.max_tokens) {
+        size_t left = s->sampling.max_tokens - (size_t)s->stats.generated_tokens - 1;
+        if (most > left) most = left;
+    }
+    return most;
+}
+
+/* What the caller's drafter proposes. */
+static mxd_status ask_caller(mxd_seq *s, size_t most, mxd_error *err) {
+    mxd_proposal *d = &s->proposal;
+    uint32_t ids[MXD_MAX_DRAFT], depth[MXD_MAX_DRAFT];
+    int32_t parent[MXD_MAX_DRAFT];
+    for (int32_t i = 0; i < MXD_MAX_DRAFT; i++) parent[i] = i - 1;
+    size_t n = s->drafter(s->drafter_arg, s->tokens, s->token_count, ids, parent, most);
+    if (n > most) return mxd_fail(err, MXD_ERR_ARGUMENT, "the drafter wrote %zu tokens, %zu were asked for", n, most);
+    mxd_status status = mxd_seq_check_ids(s, ids, n, err);
+    for (size_t i = 0; i < n && !status; i++) {
+        if (parent[i] < -1 || parent[i] >= (int32_t)i)
+            return mxd_fail(err, MXD_ERR_ARGUMENT, "drafted token %zu has parent %d", i, (int)parent[i]);
+        depth[i] = parent[i] < 0 ? 0 : depth[parent[i]] + 1;
+        mxd_propose(&s->engine->policy, d, ids[i], parent[i], (uint8_t)(MXD_KIND_CALLER + (depth[i] < 7 ? depth[i] : 7)));
+    }
+    return status;
+}
+
+static mxd_status propose(step *t, mxd_error *err) {
+    mxd_engine *g = t->g;
+    mxd_proposal *proposals[MXD_MAX_SEQS];
+    size_t n = 0, rows = 0, wanted = 0;
+    int sampled = 0;
+    mxd_status status = MXD_OK;
+    double start = mxd_now();
+    for (size_t i = 0; i < t->count && !status; i++) {
+        part *p = &t->parts[i];
+        mxd_seq *s = p->seq;
+        s->proposal.count = 0;
+        rows += p->rows;
+        wanted += (size_t)p->reaches_end;
+        sampled |= !mxd_is_greedy(&s->sampling);
+        size_t most = p->decoding && g->draft != MXD_DRAFT_OFF ? draft_limit(g, s) : 0;
+        if (most == 0) continue;
+        if (s->drafter) status = ask_caller(s, most, err);
+        else mxd_ngram_propose(g->model->has_ngrams ? &g->model->ngrams : NULL, &g->policy, s->tokens, s->token_count,
+                               most, &s->proposal);
+        proposals[n++] = &s->proposal;
+    }
+    size_t room = g->max_rows - rows;
+    if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
+    if (n > 0 && !status) mxd_policy_choose(&g->policy, proposals, n, rows, room, g->draft_min);
+    t->draft_s = mxd_now() - start;
+    return status;
+}
+
+/* ---- rows ---- */
+
+/* Divide the step among the sequences: one row for each that runs, so that nobody starves; what is left goes to
+ * prompts in order. */
+static void divide(step *t, mxd_seq *const *seqs, size_t n) {
+    size_t left = t->g->max_rows;
+    for (size_t i = 0; i < n; i++) left -= (size_t)runs(seqs[i]);
+    for (size_t i = 0; i < n; i++) {
+        mxd_seq *s = seqs[i];
+        s->output_from = s->token_count;
+        s->text_len = 0;
+        if (!runs(s)) continue;
+        size_t pending = s->token_count - s->done, more = pending - 1 < left ? pending - 1 : left;
+        left -= more;
+        t->parts[t->count++] = (part){
+            .seq = s, .rows = 1 + more, .reaches_end = 1 + more == pending, .decoding = s->done >= s->prompt_end};
+    }
+}
+
+static void add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t token, mxd_wants wants) {
+    g->rows[g->row_count++] =
+        (mxd_row){.slot = s->slot, .position = (uint32_t)position, .token = token, .wants = wants};
+}
+
+static void fill_rows(step *t) {
+    mxd_engine *g = t->g;
+    size_t outcome = 0;
+    g->row_count = 0;
+    for (size_t i = 0; i < t->count; i++) {
+        part *p = &t->parts[i];
+        const mxd_seq *s = p->seq;
+        const mxd_proposal *d = &s->proposal;
+        mxd_wants wants = mxd_is_greedy(&s->sampling) ? MXD_WANTS_WINNER : MXD_WANTS_LOGITS;
+        p->first = g->row_count;
+        p->outcome = outcome;
+        for (size_t k = 0; k < p->rows; k++) {
+            int newest = p->reaches_end && k + 1 == p->rows;
+            add_row(g, s, s->done + k, s->tokens[s->done + k], newest ? wants : MXD_WANTS_NOTHING);
+        }
+        for (uint32_t k = 0; k < d->count; k++) {
+            size_t above = d->parent[k] < 0 ? s->token_count - 1 : g->rows[p->first + p->rows + (size_t)d->parent[k]].position;
+            add_row(g, s, above + 1, d->token[k], wants);
+        }
+        if (p->reaches_end) outcome += 1 + d->count;
+    }
+}
+
+/* ---- choosing ---- */
+
+static int32_t find_child(const mxd_proposal *d, int32_t parent, uint32_t token) {
+    for (uint32_t i = 0; i < d->count; i++)
+        if (d->parent[i] == parent && d->token[i] == token) return (int32_t)i;
+    return -1;
+}
+
+/* Commit what the sequence chooses behind its newest token, and behind each drafted token that was the choice. */
+static void choose(step *t, const part *p) {
+    mxd_engine *g = t->g;
+    mxd_seq *s = p->seq;
+    const mxd_proposal *d = &s->proposal;
+    int32_t node = -1;
+    size_t depth = 0;
+    s->stats.drafted += d->count;
+    for (;;) {
+        const mxd_outcome *outcome = &g->outcomes[p->outcome + (size_t)(node + 1)];
+        uint32_t token = outcome->winner;
+        if (outcome->logits)
+            token = mxd_sample(&g->kernels, &s->sampling, outcome->logits, g->model->config.vocab, s->tokens,
+                               s->token_count, &g->scratch);
+        int32_t next = find_child(d, node, token);
+        s->drafted[s->token_count - s->output_from] = next >= 0;
+        size_t bin = depth < 7 ? depth : 7;
+        for (uint32_t i = 0; i < d->count; i++) {
+            if (d->parent[i] != node) continue;
+            mxd_policy_learn(&g->policy, d->kind[i], (int32_t)i == next);
+            s->stats.drafted_at[bin]++;
+        }
+        mxd_seq_commit(s, token);
+        if (next < 0) return;
+        s->stats.accepted++;
+        s->stats.accepted_at[bin]++;
+        if (s->stop != MXD_STOP_NONE) return; /* the last token stays to be processed, as in plain decoding */
+        s->done++;
+        node = next;
+        depth++;
+    }
+}
+
+static void finish(step *t, double start) {
+    for (size_t i = 0; i < t->count; i++) {
+        part *p = &t->parts[i];
+        mxd_seq *s = p->seq;
+        double before = mxd_now();
+        s->done += p->rows;
+        if (p->reaches_end) {
+            int first = s->stats.generated_tokens == 0;
+            choose(t, p);
+            if (first) s->stats.first_token_s = mxd_now() - s->prompted_at;
+        }
+        t->sample_s = mxd_now() - before;
+        account(t, p, mxd_now() - start);
+    }
+}
+
+mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
+    if (n > g->max_seqs) return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu sequences, the engine has %u", n, g->max_seqs);
+    uint64_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (seqs[i]->engine != g || !seqs[i]->in_use || used & 1ull << seqs[i]->slot)
+            return mxd_fail(err, MXD_ERR_ARGUMENT, "sequence %zu is closed, repeated or of another engine", i);
+        used |= 1ull << seqs[i]->slot;
+    }
+    step t = {.g = g};
+    double start = mxd_now();
+    divide(&t, seqs, n);
+    if (t.count == 0) {
+        for (size_t i = 0; i < n; i++) /* else a loop until the stop would never end */
+            if (seqs[i]->stop == MXD_STOP_NONE)
+                return mxd_fail(err, MXD_ERR_ARGUMENT, "sequence %zu has no token to process: prompt it first", i);
+        return MXD_OK;
+    }
+    mxd_status status = propose(&t, err);
+    if (status) return status;
+    double before = mxd_now();
+    size_t rows = 0;
+    for (size_t i = 0; i < t.count; i++) rows += t.parts[i].rows;
+    fill_rows(&t);
+    status = mxd_forward(g, g->precision, err);
+    if (status == MXD_ERR_NUMERIC && g->row_count > rows) {
+        /* The fault may be that of a wrong draft, which plain decoding would never meet. */
+        for (size_t i = 0; i < t.count; i++) t.parts[i].seq->proposal.count = 0;
+        fill_rows(&t);
+        status = mxd_forward(g, g->precision, err);
+    }
+    if (status) return status;
+    t.verify_s = mxd_now() - before;
+    finish(&t, start);
+    return MXD_OK;
+}
+
+mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
+    mxd_engine *g = s->engine;
+    size_t vocab = g->model->config.vocab;
+    mxd_status status = mxd_seq_check_ids(s, ids, n, err);
+    if (status) return status;
+    if (s->done != s->token_count)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu queued tokens must be processed first", s->token_count - s->done);
+    if (n > g->plan.ctx - s->token_count)
+        return mxd_fail(err, MXD_ERR_CONTEXT, "%zu tokens, context %u", s->token_count + n, g->plan.ctx);
+    memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
+    size_t chunk = mxd_logit_chunk(g);
+    for (size_t i = 0; i < n; i += g->row_count) {
+        g->row_count = 0;
+        for (size_t k = i; k < n && k < i + chunk; k++) add_row(g, s, s->done + k - i, ids[k], MXD_WANTS_LOGITS);
+        if ((status = mxd_forward(g, g->precision, err))) return status;
+        for (size_t m = 0; m < g->row_count; m++)
+            memcpy(logits + (i + m) * vocab, g->outcomes[m].logits, vocab * sizeof *logits);
+        s->done += g->row_count;
+        s->token_count = s->done;
+    }
+    s->prompt_end = s->output_from = s->token_count;
+    return MXD_OK;
+}
