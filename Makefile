@@ -7,6 +7,7 @@ PROMPT ?= Explain in a few sentences why the sky is blue.
 VENV    := .venv
 MXDRAFT := $(VENV)/bin/mxdraft
 BUNDLE  := build/$(MODEL).mxb
+TEXT    ?= $(wildcard models/$(MODEL)/teacher_text.npz) # what the n-gram table for drafting is counted in
 DELTA   ?= # e.g. models/smollm2-135m/qat.delta: a base plane that was trained
 # Only from the command line: some shells have HOST in their environment, for this machine.
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
@@ -78,4 +79,4 @@ build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA)
 	$(MXDRAFT) export "$$($(MXDRAFT) fetch $(MODEL))" -o build/$(MODEL) $(DELTA:%=--delta %)
 
 $(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft
-	$(MXDRAFT) pack build/$(MODEL) -o $@
+	$(MXDRAFT) pack build/$(MODEL) -o $@ $(TEXT:%=--text %)

@@ -42,6 +42,7 @@ def cases(good: bytes) -> Iterator[Case]:
     yield from _scale_lies(good)
     yield from _text_lies(good)
     yield from _golden_lies(good)
+    yield from _ngram_lies(good)
 
 
 def sections_of(bundle: bytes) -> dict[str, bytes]:
@@ -313,3 +314,29 @@ def _golden_lies(good: bytes) -> Iterator[Case]:
     yield "golden_cut", build(sections | {"golden": golden[:-1]}), "GOLDEN"
     yield "golden_extended", build(sections | {"golden": golden + bytes(4)}), "GOLDEN"
     yield "golden_header_cut", build(sections | {"golden": golden[:71]}), "GOLDEN"
+
+
+def _ngram_lies(good: bytes) -> Iterator[Case]:
+    """Fixture T has 512 tokens at most and no table: one of two and one entries."""
+    sections = sections_of(good)
+    words = [2, 1, 5, 6, 9, 9, 5, 7, 8]  # counts; contexts and next of order 1; the same of order 2
+    chances = bytes([200, 100, 255])
+
+    def table(changes: dict[int, int] | None = None, tail: bytes = chances) -> bytes:
+        changed = [(changes or {}).get(i, word) for i, word in enumerate(words)]
+        return build(sections | {"draft.ngrams": struct.pack(f"<{len(changed)}I", *changed) + tail})
+
+    Bundle(table())  # the truth
+    yield "ngrams_without_counts", build(sections | {"draft.ngrams": bytes(7)}), "DRAFT"
+    yield "ngrams_count_too_large", table({0: (1 << 24) + 1}), "DRAFT"
+    yield "ngrams_count_near_2_to_32", table({1: 2**32 - 1}), "DRAFT"
+    yield "ngrams_one_entry_missing", table({0: 3}), "DRAFT"
+    yield "ngrams_one_entry_more", table({0: 1}), "DRAFT"
+    yield "ngrams_contexts_equal", table({3: 5}), "DRAFT"
+    yield "ngrams_contexts_descending", table({2: 7}), "DRAFT"
+    yield "ngrams_context_outside_vocabulary", table({3: 1 << 20}), "DRAFT"
+    yield "ngrams_next_outside_vocabulary", table({5: 1 << 20}), "DRAFT"
+    yield "ngrams_second_context_outside_vocabulary", table({7: 1 << 20}), "DRAFT"
+    yield "ngrams_second_next_outside_vocabulary", table({8: 1 << 20}), "DRAFT"
+    yield "ngrams_chance_missing", table(tail=chances[:-1]), "DRAFT"
+    yield "ngrams_bytes_behind", table(tail=chances + b"\0"), "DRAFT"

@@ -37,10 +37,10 @@ typedef struct settings {
     const char *bundle, *text, *file, *system;
     const char *stops[MAX_STOPS];
     uint64_t stop_count;
-    uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat;
+    uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat, draft_max;
     double temp, top_p, min_p, repeat_penalty;
-    unsigned precision, stats, draft; /* index of the chosen word; precision is an mxd_precision */
-    bool from_stdin, raw, ignore_eos, dump_tokens, chat, decode, json, cpu;
+    unsigned precision, stats, draft; /* index of the chosen word: mxd_precision, -, mxd_draft */
+    bool from_stdin, raw, ignore_eos, dump_tokens, explain, chat, decode, json, cpu;
 } settings;
 
 /* A command returns its exit code, with its errors already printed. */
@@ -88,6 +88,8 @@ typedef struct session {
 int open_model(const char *path, session *out);
 /* Prints the memory plan on stderr first; max_rows 0 is the library's default. */
 int open_engine(const settings *s, uint32_t max_rows, session *out);
+/* What steps cost on this machine, from the user's cache or measured now: draft lengths rest on it. */
+int know_costs(const session *run);
 int open_seq(const settings *s, session *out);
 void session_close(session *s);
 /* A memory plan as one line without its end, allocated. */

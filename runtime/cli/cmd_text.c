@@ -76,19 +76,51 @@ static void append(text_buffer *t, const char *data, size_t length) {
     t->data[t->length] = '\0';
 }
 
+/* Writes the step's text, drafted and accepted parts in green. origin holds a byte for each byte of text that the
+ * sequence holds back: where it came from. */
+static int emit_explained(session *run, text_buffer *origin, const char *text, size_t length) {
+    size_t n;
+    const uint32_t *ids = mxd_seq_output(run->seq, &n);
+    const uint8_t *drafted = mxd_seq_drafted(run->seq);
+    for (size_t i = 0; i < n; i++) {
+        if (mxd_token_is_special(run->model, ids[i])) continue;
+        size_t size;
+        mxd_token_bytes(run->model, ids[i], &size);
+        for (size_t k = 0; k < size; k++) append(origin, drafted[i] ? "d" : "o", 1);
+    }
+    int code = EXIT_DONE;
+    for (size_t from = 0, to; from < length && code == EXIT_DONE; from = to) {
+        for (to = from + 1; to < length && origin->data[to] == origin->data[from];) to++;
+        bool drafted_part = origin->data[from] == 'd';
+        if (drafted_part) code = emit("\033[32m", 5);
+        if (code == EXIT_DONE) code = emit(text + from, to - from);
+        if (drafted_part && code == EXIT_DONE) code = emit("\033[0m", 4);
+    }
+    if (length > 0) {
+        origin->length -= length;
+        memmove(origin->data, origin->data + length, origin->length + 1);
+    }
+    return code;
+}
+
 /* Steps until the sequence stops or Ctrl-C, writing text as it is made; reply (may be NULL) gets all of it. */
-static int stream(session *run, text_buffer *reply) {
+static int stream(session *run, bool explain, text_buffer *reply) {
+    text_buffer origin = {0};
     mxd_error error;
     int code = EXIT_DONE;
     interrupt_deferred(true);
     while (code == EXIT_DONE && mxd_seq_stop(run->seq) == MXD_STOP_NONE && !interrupted()) {
-        if (mxd_step(run->engine, &run->seq, 1, &error)) return fail_status(&error);
+        if (mxd_step(run->engine, &run->seq, 1, &error)) {
+            free(origin.data);
+            return fail_status(&error);
+        }
         size_t length;
         const char *text = mxd_seq_text(run->seq, &length);
-        code = emit(text, length);
+        code = explain ? emit_explained(run, &origin, text, length) : emit(text, length);
         if (reply != NULL) append(reply, text, length);
     }
     interrupt_deferred(false);
+    free(origin.data);
     return code;
 }
 
@@ -102,14 +134,22 @@ static void print_stats(const settings *s, const session *run) {
         fprintf(stderr,
                 "prompt: %.0f tokens, %.1f tok/s; first token after %.3f s\n"
                 "generated: %.0f tokens, %.1f tok/s; %.0f steps; stop: %.*s\n"
+                "drafted: %.0f, accepted: %.0f, %.2f tokens a step; gain %.2f (expected %.2f)\n"
                 "memory: peak %.1f MiB; threads %.0f; seed %llu\n",
                 json_number(json, "prompt_tokens"), json_number(json, "prefill_tok_per_s"),
                 json_number(json, "first_token_s"), json_number(json, "generated_tokens"),
                 json_number(json, "decode_tok_per_s"), json_number(json, "steps"), (int)strcspn(stop, "\""), stop,
-                json_number(json, "peak_rss_bytes") / (1 << 20), json_number(json, "threads"),
+                json_number(json, "drafted"), json_number(json, "accepted"), json_number(json, "tokens_per_step"),
+                json_number(json, "gain"), json_number(json, "expected_gain"), json_number(json, "peak_rss_bytes") / (1 << 20), json_number(json, "threads"),
                 (unsigned long long)s->seed);
     }
     free(json);
+}
+
+/* Between the engine and the first token. */
+static int ready(const settings *s, session *run) {
+    int code = s->draft != MXD_DRAFT_OFF ? know_costs(run) : EXIT_DONE;
+    return code ? code : open_seq(s, run);
 }
 
 static void print_tokens(const char *name, const uint32_t *ids, size_t n) {
@@ -124,10 +164,10 @@ static int generate(const settings *s, session *run, const char *prompt, size_t 
     if (code != EXIT_DONE) return code;
     code = s->raw ? encode_continuation(run->model, prompt, length, ids)
                   : encode_message(run->model, s->system, prompt, length, ids);
-    if (code || (code = open_engine(s, 0, run)) || (code = open_seq(s, run))) return code;
+    if (code || (code = open_engine(s, 0, run)) || (code = ready(s, run))) return code;
     if (s->dump_tokens) print_tokens("prompt_tokens", ids->data, ids->n);
     if (mxd_seq_prompt(run->seq, ids->data, ids->n, &error)) return fail_status(&error);
-    if ((code = stream(run, NULL))) return code;
+    if ((code = stream(run, s->explain, NULL))) return code;
     if (isatty(STDOUT_FILENO)) emit("\n", 1);
     if (s->dump_tokens) {
         size_t n;
@@ -201,7 +241,7 @@ static int turn(const settings *s, session *run, conversation *c, const char *li
     }
     if (status != MXD_OK) return fail_status(&error);
     text_buffer reply = {0};
-    if (code == EXIT_DONE) code = stream(run, &reply);
+    if (code == EXIT_DONE) code = stream(run, false, &reply);
     if (code == EXIT_DONE) code = emit("\n", 1);
     if (code == EXIT_DONE) {
         add_message(c, "assistant", reply.data != NULL ? reply.data : "");
@@ -240,7 +280,7 @@ int run_chat(const settings *s) {
     char *line = NULL;
     size_t capacity = 0;
     int code;
-    if (!(code = open_model(s->bundle, &run)) && !(code = open_engine(s, 0, &run)) && !(code = open_seq(s, &run)))
+    if (!(code = open_model(s->bundle, &run)) && !(code = open_engine(s, 0, &run)) && !(code = ready(s, &run)))
         code = converse(s, &run, &c, &line, &capacity);
     free(line);
     drop_messages(&c, 0);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TOKENS = 1 << 20, MAX_GROUPS = 5 };
+enum { MAX_TOKENS = 1 << 20, MAX_GROUPS = 6 };
 
 typedef enum kind { END, FLAG, TEXT, TEXTS, WHOLE, REAL, WORD } kind;
 
@@ -59,7 +59,11 @@ static const option sampling_options[] = {
     WHOLE_OPTION("--seed", seed, 0, UINT64_MAX, "0", "Seed of the sampling noise."),
     {"--stop", TEXTS, FIELD(stops), "TEXT", NULL, 0, 0, 0, 0, "Stop before this text; may be repeated."},
     FLAG_OPTION("--ignore-eos", ignore_eos, "Go on after end-of-sequence tokens."),
-    WORD_OPTION("--draft", draft, "auto|off", "auto", "Speculation; auto = off in this version."),
+    END_OPTION
+};
+static const option draft_options[] = {
+    WORD_OPTION("--draft", draft, "auto|off|ngram|model", "auto", "Who drafts; never changes the text, only the speed."),
+    WHOLE_OPTION("--draft-max", draft_max, 1, 15, "8", "Most drafted tokens of a step."),
     END_OPTION
 };
 static const option generate_options[] = {
@@ -67,6 +71,7 @@ static const option generate_options[] = {
     FLAG_OPTION("--raw", raw, "Continue the text as it is, without the chat template."),
     TEXT_OPTION("--system", system, "TEXT", "System message before the prompt."),
     FLAG_OPTION("--dump-tokens", dump_tokens, "Print prompt and generated ids on stderr."),
+    FLAG_OPTION("--explain", explain, "Colour the text that was drafted and accepted."),
     STATS_OPTION("text"),
     END_OPTION
 };
@@ -110,11 +115,11 @@ typedef struct command {
 
 static const command commands[] = {
     {"generate", run_generate, true, true,
-     {model_options, text_options, generate_options, engine_options, sampling_options},
+     {model_options, text_options, generate_options, engine_options, sampling_options, draft_options},
      "continue a prompt",
      "Continue a prompt: one user message through the chat template, or with --raw the plain text.",
      "-m model.mxb -p \"Why is the sky blue?\""},
-    {"chat", run_chat, true, false, {model_options, chat_options, engine_options, sampling_options},
+    {"chat", run_chat, true, false, {model_options, chat_options, engine_options, sampling_options, draft_options},
      "talk in turns",
      "Talk in turns: one line of stdin a message; /reset starts anew, /quit or end of input ends.",
      "-m model.mxb"},

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 int open_model(const char *path, session *out) {
     mxd_error error;
@@ -18,6 +19,8 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
     options.ctx = (uint32_t)s->ctx;
     options.threads = (uint32_t)s->threads;
     options.precision = s->precision;
+    options.draft = s->draft;
+    options.draft_max = (uint32_t)s->draft_max;
     if (max_rows > 0) options.max_rows = max_rows;
 
     uint32_t offered = mxd_default_threads();
@@ -29,6 +32,34 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
     fprintf(stderr, "%s\n", line);
     free(line);
     return mxd_engine_open(out->model, &options, &out->engine, &error) ? fail_status(&error) : EXIT_DONE;
+}
+
+/* $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache, made if it is not there; allocated, NULL: none. */
+static char *cache_directory(void) {
+    const char *own = getenv("MXDRAFT_CACHE"), *shared = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (own != NULL && *own != '\0') {
+        mkdir(own, 0777);
+        return format_text("%s", own);
+    }
+    if (home == NULL && shared == NULL) return NULL;
+    char *parent = shared != NULL && *shared != '\0' ? format_text("%s", shared) : format_text("%s/.cache", home);
+    char *path = format_text("%s/mxdraft", parent);
+    mkdir(parent, 0777); /* what cannot be made cannot be written either: the costs are measured each time */
+    mkdir(path, 0777);
+    free(parent);
+    return path;
+}
+
+int know_costs(const session *run) {
+    mxd_error error;
+    mxd_status status = MXD_OK;
+    char *cache = cache_directory();
+    if (!mxd_engine_load_costs(run->engine, cache)) {
+        fprintf(stderr, "mxdraft: note: first run of this kind: measuring what steps cost\n");
+        status = mxd_engine_measure_costs(run->engine, cache, &error);
+    }
+    free(cache);
+    return status ? fail_status(&error) : EXIT_DONE;
 }
 
 int open_seq(const settings *s, session *out) {

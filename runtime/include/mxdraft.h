@@ -205,10 +205,11 @@ mxd_status mxd_plan_memory(const mxd_model *model, const mxd_options *options, m
 mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err);
 void mxd_engine_close(mxd_engine **engine);
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
-/* Measure what steps cost, for choosing draft lengths: some 30 steps, before the first sequence opens. With a
- * directory the result is kept there, one small file for each kind of machine, bundle and options, and found again.
- * Without this call the costs are guessed. A directory that cannot be written is no error. */
-mxd_status mxd_engine_measure(mxd_engine *engine, const char *directory, mxd_error *err);
+/* What steps cost, for choosing draft lengths; without it the costs are guessed. Measuring takes 54 steps, before
+ * the first sequence opens. The result is kept in a directory (NULL: nowhere), one small file for each kind of machine,
+ * bundle and options; mxd_engine_load_costs() returns 1 if it found one. A directory that cannot be written is no error. */
+int mxd_engine_load_costs(mxd_engine *engine, const char *directory);
+mxd_status mxd_engine_measure_costs(mxd_engine *engine, const char *directory, mxd_error *err);
 void mxd_engine_get_costs(const mxd_engine *engine, mxd_costs *out);
 void mxd_engine_set_costs(mxd_engine *engine, const mxd_costs *costs);
 

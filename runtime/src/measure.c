@@ -12,7 +12,7 @@
 #include "engine.h"
 #include "hash.h"
 
-enum { REPEAT = 5, MEASURED = 9 };
+enum { REPEAT = 5, MEASURED = 9, PATH_BYTES = 4096 };
 
 static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
 
@@ -24,38 +24,34 @@ void mxd_engine_set_costs(mxd_engine *g, const mxd_costs *costs) {
     mxd_policy_set_costs(&g->policy, costs);
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Median seconds of a step of `rows` rows behind a short context; what they compute is of no matter. */
-static mxd_status time_step(mxd_engine *g, uint32_t rows, double *median, mxd_error *err) {
-    double seconds[REPEAT];
+/* Seconds of one step of `rows` rows behind a short context; what they compute is of no matter. */
+static mxd_status time_step(mxd_engine *g, uint32_t rows, double *seconds, mxd_error *err) {
     uint32_t from = g->plan.ctx > 96 ? 64 : 0;
-    for (int i = -1; i < REPEAT; i++) { /* the first one warms up */
-        g->row_count = 0;
-        for (uint32_t k = 0; k < rows; k++)
-            g->rows[g->row_count++] = (mxd_row){.position = from + k, .wants = MXD_WANTS_WINNER};
-        double start = mxd_now();
-        mxd_status status = mxd_forward(g, g->precision, err);
-        if (status) return status;
-        if (i >= 0) seconds[i] = mxd_now() - start;
-    }
-    qsort(seconds, REPEAT, sizeof *seconds, by_value);
-    *median = seconds[REPEAT / 2];
-    return MXD_OK;
+    g->row_count = 0;
+    for (uint32_t k = 0; k < rows; k++)
+        g->rows[g->row_count++] = (mxd_row){.position = from + k, .wants = MXD_WANTS_WINNER};
+    double start = mxd_now();
+    mxd_status status = mxd_forward(g, g->precision, err);
+    *seconds = mxd_now() - start;
+    return status;
 }
 
+/* The least of several times for each width, taken in turns: what disturbs only ever adds. */
 static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
-    uint32_t last = 0;
-    for (int i = 0; i < MEASURED; i++) {
+    for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
+        for (int i = 0; i < MEASURED && WIDTHS[i] <= g->max_rows && WIDTHS[i] < g->plan.ctx; i++) {
+            double seconds, *least = &out->step[WIDTHS[i]];
+            mxd_status status = time_step(g, WIDTHS[i], &seconds, err);
+            if (status) return status;
+            if (round == 0 || (round > 0 && seconds < *least)) *least = seconds;
+        }
+    }
+    /* Fill in the widths between; more rows never cost less. */
+    uint32_t last = 1;
+    for (int i = 1; i < MEASURED && out->step[WIDTHS[i]] > 0; i++) {
         uint32_t rows = WIDTHS[i];
-        if (rows > g->max_rows || rows > g->plan.ctx - 1) break;
-        mxd_status status = time_step(g, rows, &out->step[rows], err);
-        if (status) return status;
-        if (out->step[rows] < out->step[last]) out->step[rows] = out->step[last]; /* noise: more never costs less */
-        for (uint32_t r = last + 1; last && r < rows; r++)
+        if (out->step[rows] < out->step[last]) out->step[rows] = out->step[last];
+        for (uint32_t r = last + 1; r < rows; r++)
             out->step[r] = out->step[last] + (out->step[rows] - out->step[last]) * (r - last) / (rows - last);
         last = rows;
     }
@@ -82,9 +78,11 @@ static void describe(const mxd_engine *g, char *out, size_t cap) {
              g->precision, c->hidden, c->layers, c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
 
-static void costs_path(const char *directory, const char *key, char *out, size_t cap) {
+static void costs_path(const mxd_engine *g, const char *directory, char *out, size_t cap) {
+    char key[1024];
     uint8_t digest[32];
     mxd_sha256 sha;
+    describe(g, key, sizeof key);
     mxd_sha256_init(&sha);
     mxd_sha256_update(&sha, key, strlen(key));
     mxd_sha256_final(&sha, digest);
@@ -113,7 +111,7 @@ static int read_costs(const char *path, mxd_costs *out) {
 
 /* Whole or not at all: another process may read it. What fails is measured again next time. */
 static void write_costs(const char *path, const mxd_costs *c) {
-    char temporary[4096];
+    char temporary[PATH_BYTES];
     if ((size_t)snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid()) >= sizeof temporary) return;
     FILE *f = fopen(temporary, "wxe");
     if (!f) return;
@@ -124,22 +122,27 @@ static void write_costs(const char *path, const mxd_costs *c) {
     if (failed || rename(temporary, path)) unlink(temporary);
 }
 
-mxd_status mxd_engine_measure(mxd_engine *g, const char *directory, mxd_error *err) {
-    char key[1024], path[4096];
-    mxd_costs costs = {0};
+int mxd_engine_load_costs(mxd_engine *g, const char *directory) {
+    char path[PATH_BYTES];
+    mxd_costs costs;
+    if (!directory) return 0;
+    costs_path(g, directory, path, sizeof path);
+    if (!read_costs(path, &costs)) return 0;
+    mxd_policy_set_costs(&g->policy, &costs);
+    return 1;
+}
+
+mxd_status mxd_engine_measure_costs(mxd_engine *g, const char *directory, mxd_error *err) {
     for (uint32_t i = 0; i < g->max_seqs; i++)
         if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "costs are measured before a sequence opens");
-    if (directory) {
-        describe(g, key, sizeof key);
-        costs_path(directory, key, path, sizeof path);
-        if (read_costs(path, &costs)) {
-            mxd_policy_set_costs(&g->policy, &costs);
-            return MXD_OK;
-        }
-    }
+    mxd_costs costs = {0};
     mxd_status status = measure(g, &costs, err);
     if (status) return status;
     mxd_policy_set_costs(&g->policy, &costs);
-    if (directory) write_costs(path, &costs);
+    if (directory) {
+        char path[PATH_BYTES];
+        costs_path(g, directory, path, sizeof path);
+        write_costs(path, &costs);
+    }
     return MXD_OK;
 }

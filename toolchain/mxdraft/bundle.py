@@ -3,8 +3,8 @@
 Reading checks everything and refuses with the verdict that the C reader gives. It checks in the same order,
 for that decides the verdict of a file with several faults: header; section table, entry by entry; end of
 file; checksums; config; tensor directory, entry by entry, then overlaps, duplicates and scales; required
-tensors; provenance; tokenizer; chat; golden. A required section that is missing is refused where it would be
-read.
+tensors; provenance; tokenizer; chat; golden; draft.ngrams. A required section that is missing is refused
+where it would be read.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from mxdraft.checkpoint import ModelConfig, check_config
 from mxdraft.errors import BundleError, RefusedError, TransferError
 from mxdraft.mx import BLOCK, Format, MXTensor, Rule
+from mxdraft.ngrams import check_ngrams
 from mxdraft.tiles import BLOCK_BYTES, TILE_ROWS, from_tiles, tiled_nbytes
 
 MAGIC = b"\x89MXB\r\n\x1a\n"
@@ -209,6 +210,8 @@ class Bundle:
         _check(not (self._required("provenance") == 0).any(), "SECTION", "provenance holds a NUL byte")
         self._check_text()
         self.golden = _read_golden(self.section("golden"), self.config) if "golden" in self else None
+        if "draft.ngrams" in self:
+            check_ngrams(self.section("draft.ngrams").tobytes(), self.config.vocab)
 
     @classmethod
     def open(cls, path: Path) -> Self:

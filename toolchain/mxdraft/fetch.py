@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from mxdraft.errors import RefusedError, TransferError, UsageError
+from mxdraft.files import default_cache
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60
@@ -48,14 +49,6 @@ def known_models() -> dict[str, Model]:
     """The models that ``fetch`` knows, by name."""
     text = resources.files("mxdraft").joinpath("models.toml").read_text(encoding="utf-8")
     return {name: Model(**entry) for name, entry in tomllib.loads(text).items()}
-
-
-def default_cache() -> Path:
-    """$MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("MXDRAFT_CACHE"):
-        return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "mxdraft"
 
 
 def fetch(name: str, cache_dir: Path | None = None, progress: bool = True) -> Path:

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old one or the whole new one."""
+"""Writing files so that a reader sees the old one or the whole new one; the user's cache."""
 
 from __future__ import annotations
 
@@ -29,3 +29,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise TransferError(f"cannot write {path}: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def default_cache() -> Path:
+    """$MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache."""
+    if own := os.environ.get("MXDRAFT_CACHE"):
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "mxdraft"

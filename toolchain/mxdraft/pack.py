@@ -1,7 +1,7 @@
 """ONNX files to bundle: checks that the graphs are the arithmetic the runtime does, then stores their
 weights.
 
-Reads what ``mxdraft.export`` writes, nothing else, so that whatever was verified on the ONNX files holds for
+Reads what ``mxdraft.export`` writes and the text of the n-gram table, nothing else, so that whatever was verified on the ONNX files holds for
 the bundle. The bundle depends on those files and the tools' versions only: packing twice gives the same
 bytes.
 """
@@ -54,6 +54,7 @@ from mxdraft.export.graph import (
 )
 from mxdraft.files import replacing
 from mxdraft.mx import BLOCK, MXTensor
+from mxdraft.ngrams import ngram_section, read_documents
 from mxdraft.tiles import to_tiles
 from mxdraft.tokenizer_section import tokenizer_section
 
@@ -74,13 +75,15 @@ def pack(
     path: Path,
     golden: Sequence[Sequence[int]] | None = None,
     digest: Digest | None = None,
+    text: Path | None = None,
 ) -> None:
     """Write the bundle ``path`` from the files that ``export_model`` wrote into ``onnx_directory``.
 
     Without ``model.full.onnx`` there, the bundle has no residual plane. ``golden``: token ids of the
     self-test's prompts; by default, three of 24 tokens in all. ``digest`` runs them: given the path of a
     bundle whose digests are zero, it returns the digests of base and full precision as 64 hex digits (None:
-    no residual); without it they stay zero. Raises RefusedError if the files are missing, damaged or not what
+    no residual); without it they stay zero. ``text``: documents (.npz) whose n-grams become the table that
+    drafting by look-up reads. Raises RefusedError if the files are missing, damaged or not what
     the exporter writes, TransferError if reading or writing fails.
     """
     base = _OnnxModel(onnx_directory, "base")
@@ -103,7 +106,9 @@ def pack(
         for section, data in _text_sections(base).items():
             writer.add(section, [data])
         writer.add("golden", [golden_section(prompts, _GREEDY_TOKENS, bytes(32), bytes(32))])
-        writer.add("provenance", [_provenance(models)])
+        if text is not None:
+            writer.add("draft.ngrams", [ngram_section(read_documents(text, config.vocab))])
+        writer.add("provenance", [_provenance(models, text)])
         writer.seal()
         temporary = Path(file.name)
         Bundle.open(temporary)
@@ -250,11 +255,11 @@ def _text_sections(model: _OnnxModel) -> dict[str, bytes]:
     return sections
 
 
-def _provenance(models: dict[str, _OnnxModel]) -> bytes:
+def _provenance(models: dict[str, _OnnxModel], text: Path | None) -> bytes:
     metadata = models["target.base"].metadata
     graphs = {MODEL_FILES[model.precision]: model.sha256 for model in models.values()}
     tools = {name: version(name) for name in ("numpy", "onnx", "onnxruntime")}
-    facts = {
+    facts: dict[str, Any] = {
         "source": metadata.source,
         "source_sha256": metadata.source_sha256,
         "rule": metadata.rule,
@@ -262,4 +267,6 @@ def _provenance(models: dict[str, _OnnxModel]) -> bytes:
         "versions": {"mxdraft": __version__, **tools},
         "sha256": metadata.files | graphs,
     }
+    if text is not None:
+        facts["ngrams_of"] = {"name": text.name, "sha256": _sha256(text)}
     return json.dumps(facts, indent=1, sort_keys=True).encode("ascii")

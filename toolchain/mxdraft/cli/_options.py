@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import click
 
 from mxdraft.cli._terminal import note
+from mxdraft.files import default_cache
 from mxdraft.runtime import Engine, Model, Plan, default_threads
-from mxdraft.runtime.engine import Precision
+from mxdraft.runtime.engine import Draft, Precision
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -69,6 +71,13 @@ class EngineOptions(TypedDict):
     precision: Precision
 
 
+class DraftOptions(TypedDict, total=False):
+    """What ``draft_options`` passes to a command."""
+
+    draft: Draft
+    draft_max: int
+
+
 model_option = click.option("-m", "bundle", metavar="BUNDLE", required=True, help="Bundle file (.mxb).")
 
 engine_options = options(
@@ -98,7 +107,16 @@ sampling_options = options(
     click.option("--seed", type=whole(0, (1 << 64) - 1), default="0", help="Seed of the sampling noise."),
     click.option("--stop", metavar="TEXT", multiple=True, help="Stop before this text; may be repeated."),
     click.option("--ignore-eos", is_flag=True, help="Go on after end-of-sequence tokens."),
-    word_option("--draft", ("auto", "off"), "auto", "Speculation; auto = off in this version."),
+)
+
+draft_options = options(
+    word_option(
+        "--draft",
+        ("auto", "off", "ngram", "model"),
+        "auto",
+        "Who drafts; never changes the text, only the speed.",
+    ),
+    click.option("--draft-max", type=whole(1, 15), default="8", help="Most drafted tokens of a step."),
 )
 
 
@@ -116,13 +134,25 @@ def stats_option(default: str) -> Callable[[Command], Command]:
     return word_option("--stats", ("none", "text", "json"), default, "Statistics on stderr.")
 
 
-def open_engine(model: Model, options: EngineOptions, max_rows: int | None = None) -> Engine:
+def open_engine(
+    model: Model, options: EngineOptions, max_rows: int | None = None, **draft: Unpack[DraftOptions]
+) -> Engine:
     """Print the memory plan on stderr, then open the engine."""
     offered = default_threads()
     if options["threads"] > offered:
         note(f"mxdraft: note: {options['threads']} threads asked for, this machine offers {offered}")
-    note(plan_line(model.plan(**options, max_rows=max_rows)))
-    return Engine(model, **options, max_rows=max_rows)
+    note(plan_line(model.plan(**options, max_rows=max_rows, draft=draft.get("draft", "auto"))))
+    return Engine(model, **options, max_rows=max_rows, **draft)
+
+
+def know_costs(engine: Engine) -> None:
+    """What steps cost on this machine, from the user's cache or measured now: draft lengths rest on it."""
+    cache = default_cache()
+    with contextlib.suppress(OSError):  # what cannot be kept is measured each time
+        cache.mkdir(parents=True, exist_ok=True)
+    if not engine.load_costs(cache):
+        note("mxdraft: note: first run of this kind: measuring what steps cost")
+        engine.measure_costs(cache)
 
 
 def plan_line(plan: Plan) -> str:

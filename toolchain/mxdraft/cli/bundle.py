@@ -52,11 +52,12 @@ def export(source: Path, directory: Path, delta: Path | None, rule: Rule) -> Non
 @click.command(epilog="Example: mxdraft pack build/smollm2-135m -o build/smollm2-135m.mxb")
 @click.argument("directory", type=_path)
 @click.option("-o", "bundle", metavar="BUNDLE", type=_path, required=True, help="File to write.")
-def pack(directory: Path, bundle: Path) -> None:
+@click.option("--text", metavar="FILE", type=_path, help="Text (.npz) to count n-grams in, for drafting.")
+def pack(directory: Path, bundle: Path, text: Path | None) -> None:
     """Make a bundle of the ONNX files in DIRECTORY, with golden digests computed by the runtime."""
     from mxdraft.pack import pack as pack_bundle
 
-    pack_bundle(directory, bundle, digest=_golden_digests)
+    pack_bundle(directory, bundle, digest=_golden_digests, text=text)
     _emit_line(bundle)
 
 

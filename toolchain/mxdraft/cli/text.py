@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from typing import BinaryIO, TypedDict, Unpack
@@ -9,8 +10,11 @@ from typing import BinaryIO, TypedDict, Unpack
 import click
 
 from mxdraft.cli._options import (
+    DraftOptions,
     EngineOptions,
+    draft_options,
     engine_options,
+    know_costs,
     limit_option,
     model_option,
     open_engine,
@@ -33,14 +37,13 @@ class _SamplingOptions(TypedDict):
     seed: int
     stop: tuple[str, ...]
     ignore_eos: bool
-    draft: str
 
 
-class _RunOptions(EngineOptions, _SamplingOptions):
+class _RunOptions(EngineOptions, _SamplingOptions, DraftOptions):
     """The options that generate and chat share."""
 
 
-_run_options = options(engine_options, sampling_options)
+_run_options = options(engine_options, sampling_options, draft_options)
 
 
 @click.command(epilog='Example: mxdraft generate -m build/smollm2-135m.mxb -p "Why is the sky blue?"')
@@ -51,6 +54,7 @@ _run_options = options(engine_options, sampling_options)
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @_run_options
 @click.option("--dump-tokens", is_flag=True, help="Print prompt and generated ids on stderr.")
+@click.option("--explain", is_flag=True, help="Colour the text that was drafted and accepted.")
 @stats_option("text")
 def generate(
     bundle: str,
@@ -61,6 +65,7 @@ def generate(
     raw: bool,
     system: str | None,
     dump_tokens: bool,
+    explain: bool,
     stats: str,
     **run: Unpack[_RunOptions],
 ) -> None:
@@ -71,11 +76,11 @@ def generate(
     prompt = read_text(text, file, stdin)
     with Model(bundle) as model:
         ids = _raw_ids(model, prompt) if raw else _chat_ids(model, _opening(system), prompt)
-        with open_engine(model, _engine_part(run)) as engine, _open_sequence(engine, run, limit) as sequence:
+        with _open_engine(model, run) as engine, _open_sequence(engine, run, limit) as sequence:
             if dump_tokens:
                 note("prompt_tokens: " + " ".join(map(str, ids)))
             sequence.prompt(ids)
-            _stream(sequence, interrupt)
+            _stream(sequence, interrupt, explain)
             if os.isatty(1):
                 emit(b"\n")
             if dump_tokens:
@@ -97,7 +102,7 @@ def chat(bundle: str, limit: int, system: str | None, stats: str, **run: Unpack[
     code = 0
     with (
         Model(bundle) as model,
-        open_engine(model, _engine_part(run)) as engine,
+        _open_engine(model, run) as engine,
         _open_sequence(engine, run, limit) as sequence,
     ):
         stdin = open_stdin()
@@ -131,8 +136,12 @@ def tokenize(
             emit(" ".join(map(str, ids)).encode("ascii") + b"\n")
 
 
-def _engine_part(run: _RunOptions) -> EngineOptions:
-    return {"threads": run["threads"], "ctx": run["ctx"], "precision": run["precision"]}
+def _open_engine(model: Model, run: _RunOptions) -> Engine:
+    options: EngineOptions = {"threads": run["threads"], "ctx": run["ctx"], "precision": run["precision"]}
+    engine = open_engine(model, options, draft=run["draft"], draft_max=run["draft_max"])
+    if run["draft"] != "off":
+        know_costs(engine)
+    return engine
 
 
 def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Sequence:
@@ -169,15 +178,33 @@ def _chat_ids(model: Model, messages: list[tuple[str, bytes]], prompt: bytes) ->
     return model.chat([*messages, ("user", prompt)])
 
 
-def _stream(sequence: Sequence, interrupt: Interrupt) -> bytes:
+def _stream(sequence: Sequence, interrupt: Interrupt, explain: bool = False) -> bytes:
     """Step until the sequence stops or Ctrl-C, writing text as it is made; return all of it."""
-    reply = b""
+    reply, origin = b"", bytearray()
     with interrupt.deferred():
         while sequence.stop == "none" and not interrupt.requested:
             sequence.engine.step([sequence])
-            emit(sequence.text)
+            emit(_explained(sequence, origin) if explain else sequence.text)
             reply += sequence.text
     return reply
+
+
+def _explained(sequence: Sequence, origin: bytearray) -> bytes:
+    """The step's text, drafted and accepted parts in green.
+
+    ``origin`` holds a byte for each byte of text that the sequence holds back: 1 if it was drafted.
+    """
+    model, text = sequence.engine.model, sequence.text
+    for token, drafted in zip(sequence.output, sequence.drafted, strict=True):
+        if not model.is_special(token):
+            origin += bytes([drafted]) * len(model.decode([token]))
+    parts, place = [], 0
+    for was_drafted, run in itertools.groupby(origin[: len(text)]):
+        part = text[place : place + len(list(run))]
+        parts.append(b"\033[32m" + part + b"\033[0m" if was_drafted else part)
+        place += len(part)
+    del origin[: len(text)]
+    return b"".join(parts)
 
 
 def _turn(
@@ -229,5 +256,7 @@ def _print_stats(sequence: Sequence, form: str) -> None:
             f"first token after {s['first_token_s']:.3f} s\n"
             f"generated: {s['generated_tokens']} tokens, {s['decode_tok_per_s']:.1f} tok/s; "
             f"{s['steps']} steps; stop: {s['stop']}\n"
+            f"drafted: {s['drafted']}, accepted: {s['accepted']}, {s['tokens_per_step']:.2f} tokens a step; "
+            f"gain {s['gain']:.2f} (expected {s['expected_gain']:.2f})\n"
             f"memory: peak {s['peak_rss_bytes'] / 2**20:.1f} MiB; threads {s['threads']}; seed {s['seed']}"
         )

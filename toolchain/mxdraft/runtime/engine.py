@@ -261,12 +261,15 @@ class Engine(_Handle):
     def plan(self) -> Plan:
         return _plan(load().lib.mxd_engine_plan(self._pointer))
 
-    def measure(self, directory: str | os.PathLike[str] | None = None) -> None:
-        """Measure what steps cost, or find it in ``directory``: what draft lengths rest on. Before the first
-        sequence."""
+    def load_costs(self, directory: str | os.PathLike[str]) -> bool:
+        """Take what steps cost, for choosing draft lengths, from earlier measurements; whether it was there."""
+        return bool(load().lib.mxd_engine_load_costs(self._pointer, os.fsencode(directory)))
+
+    def measure_costs(self, directory: str | os.PathLike[str] | None = None) -> None:
+        """Measure what steps cost, before the first sequence, and keep it in ``directory``."""
         library = load()
         path = library.ffi.NULL if directory is None else os.fsencode(directory)
-        library.call(library.lib.mxd_engine_measure, self._pointer, path)
+        library.call(library.lib.mxd_engine_measure_costs, self._pointer, path)
 
     @property
     def step_costs(self) -> list[float]:
