@@ -1,8 +1,9 @@
-"""The bundle's n-gram table: what mostly follows one or two tokens in a text (runtime/BUNDLE.md, draft.ngrams)."""
+"""The bundle's n-gram table: what mostly follows one or two tokens (runtime/BUNDLE.md, draft.ngrams)."""
 
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -32,17 +33,15 @@ def read_documents(path: Path, vocab: int) -> list[Ids]:
         raise RefusedError(f"{path}: its offsets do not fit {tokens.size} tokens")
     if tokens.size and int(tokens.max()) >= vocab:
         raise RefusedError(f"{path}: token {tokens.max()} is outside the vocabulary of {vocab}")
-    return [tokens[a:b].astype(np.uint32) for a, b in zip(offsets, offsets[1:], strict=False)]
+    return [tokens[a:b].astype(np.uint32) for a, b in pairwise(offsets)]
 
 
 def ngram_section(documents: list[Ids]) -> bytes:
     """The bytes of ``draft.ngrams``: those contexts that will be met most often with the right answer."""
     tables = [_likeliest_next(documents, order, limit) for order, limit in enumerate(ENTRIES, 1)]
     counts = struct.pack("<2I", *(len(following) for _, following, _ in tables))
-    arrays = [
-        part.astype("<u4").tobytes() for context, following, _ in tables for part in (context, following)
-    ]
-    return b"".join((counts, *arrays, *(chance.tobytes() for _, _, chance in tables)))
+    ids = [part.astype("<u4").tobytes() for table in tables for part in table[:2]]
+    return b"".join((counts, *ids, *(chance.tobytes() for _, _, chance in tables)))
 
 
 def check_ngrams(section: bytes, vocab: int) -> None:

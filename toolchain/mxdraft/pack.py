@@ -1,8 +1,8 @@
 """ONNX files to bundle: checks that the graphs are the arithmetic the runtime does, then stores their
 weights.
 
-Reads what ``mxdraft.export`` writes and the text of the n-gram table, nothing else, so that whatever was verified on the ONNX files holds for
-the bundle. The bundle depends on those files and the tools' versions only: packing twice gives the same
+Reads what ``mxdraft.export`` writes, and the text of the n-gram table, so that whatever was verified on the
+ONNX files holds for the bundle. The bundle depends on those files and the tools' versions only: packing twice gives the same
 bytes.
 """
 
