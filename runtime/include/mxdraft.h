@@ -77,7 +77,8 @@ typedef enum mxd_status {
     MXD_BAD_SCALE = 33,      /* an E8M0 code of 255 (NaN) */
     MXD_BAD_TOKENIZER = 34,
     MXD_BAD_CHAT = 35,
-    MXD_BAD_GOLDEN = 36
+    MXD_BAD_GOLDEN = 36,
+    MXD_BAD_DRAFT = 37       /* drafter impossible, or made for another target */
 } mxd_status;
 
 typedef struct mxd_error {

@@ -42,6 +42,7 @@ const char *mxd_status_name(mxd_status status) {
     case MXD_BAD_TOKENIZER: return "TOKENIZER";
     case MXD_BAD_CHAT: return "CHAT";
     case MXD_BAD_GOLDEN: return "GOLDEN";
+    case MXD_BAD_DRAFT: return "DRAFT";
     }
     return "UNKNOWN";
 }
