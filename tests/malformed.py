@@ -45,6 +45,72 @@ def cases(good: bytes) -> Iterator[Case]:
     yield from _ngram_lies(good)
 
 
+def drafter_cases(good: bytes) -> Iterator[Case]:
+    """The same of lies about the drafter of ``good``, a bundle of fixture T that has one."""
+    sections = sections_of(good)
+    parsed = Bundle(good)
+    config, directory = sections["draft.config"], sections["draft.tensors"]
+    names = [name for section, name in parsed.tensors if section == "draft.weights"]
+    weights_section = list(sections).index("draft.weights")
+
+    def lie(section: str, position: int, new: bytes) -> bytes:
+        return build(sections | {section: patch(sections[section], position, new)})
+
+    def entry_lie(name: str, position: int, new: bytes) -> bytes:
+        return lie("draft.tensors", names.index(name) * TENSOR_ENTRY.size + position, new)
+
+    for missing in ("draft.config", "draft.tensors", "draft.weights"):
+        renamed = {f"other.{i}" if n == missing else n: data for i, (n, data) in enumerate(sections.items())}
+        yield f"section_missing_{missing}", build(renamed), "SECTION"
+    yield "draft_config_short", build(sections | {"draft.config": config[:-1]}), "DRAFT"
+    yield "draft_config_long", build(sections | {"draft.config": config + b"\0"}), "DRAFT"
+    for field, position in {"first": 132, "last": 159}.items():
+        yield f"draft_config_reserved_{field}", lie("draft.config", position, b"\1"), "DRAFT"
+    fields = {
+        "architecture": (0, (0, 2)),
+        "hidden": (4, (0, 192)),
+        "heads": (8, (3,)),
+        "kv_heads": (12, (6,)),
+        "head_dim": (16, (64,)),
+        "ffn": (20, (320,)),
+        "vocab": (24, (499, 501)),
+        "features": (28, (0, 2, 4, 5, 2**32 - 1)),
+        "first_layer": (32, (0, 2)),
+        "last_layer": (40, (2, 5, 2**32 - 1)),
+        "unused_layer": (44, (5,)),
+        "draft_vocabulary": (48, (0, 8, 49, 512, 2**32 - 16)),
+        "depths": (52, (0, 1, 3, 9, 2**32 - 1)),
+    }
+    for field, (position, values) in fields.items():
+        for value in values:
+            yield f"draft_{field}_{value}", lie("draft.config", position, _u32(value)), "DRAFT"
+    for i, target in enumerate(("shared", "base", "tokenizer")):
+        flipped = bytes([config[56 + 4 * i] ^ 1])
+        yield f"draft_of_another_{target}", lie("draft.config", 56 + 4 * i, flipped), "DRAFT"
+    for field, position in {"temperature": 68, "odds": 100}.items():
+        for value in (0.0, -1.0, float("inf"), float("nan")):
+            lied = lie("draft.config", position, struct.pack("<f", value))
+            yield f"draft_{field}_{value}", lied, "DRAFT"
+        yield f"draft_unused_{field}", lie("draft.config", position + 8, struct.pack("<f", 1)), "DRAFT"
+    yield "draft_of_fewer_tokens", lie("draft.config", 48, _u32(32)), "SHAPE"
+
+    yield "draft_directory_remainder", build(sections | {"draft.tensors": directory + b"\0"}), "TENSOR"
+    matrix, norm = "feature_proj.weight", "model.norm.weight"
+    yield "draft_tensor_name", entry_lie(matrix, 5, b" "), "NAME"
+    yield "draft_tensor_dtype_5", entry_lie(matrix, 80, _u32(5)), "DTYPE"
+    yield "draft_norm_of_integers", entry_lie(norm, 80, _u32(4)), "DTYPE"
+    yield "draft_ids_of_floats", entry_lie("draft_ids", 80, _u32(1)), "DTYPE"
+    yield "draft_tensor_missing", entry_lie("state_norm.weight", 0, b"unknown".ljust(80, b"\0")), "TENSOR"
+    yield "draft_tensor_in_base", entry_lie(norm, 84, _u32(list(sections).index("target.base"))), "TENSOR"
+    yield "draft_tensor_nowhere", entry_lie(norm, 84, _u32(weights_section + 1)), "TENSOR"
+    yield "draft_tensor_rows", entry_lie(matrix, 88, _u64(159)), "SHAPE"
+    entry = parsed.tensors["draft.weights", matrix]
+    yield "draft_scale_255", lie("draft.weights", entry.offset, b"\xff"), "SCALE"
+    ids = parsed.tensors["draft.weights", "draft_ids"]
+    for name, position, value in (("equal", 4, 3), ("descending", 4, 2), ("beyond", ids.length - 4, 500)):
+        yield f"draft_ids_{name}", lie("draft.weights", ids.offset + position, _u32(value)), "DRAFT"
+
+
 def sections_of(bundle: bytes) -> dict[str, bytes]:
     """The sections of a good bundle, in order."""
     parsed = Bundle(bundle)

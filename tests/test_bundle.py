@@ -10,7 +10,7 @@ import pytest
 import tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from malformed import build, cases, patch, reseal_table, sections_of
+from malformed import build, cases, drafter_cases, patch, reseal_table, sections_of
 from mxdraft.bundle import (
     ALIGNMENT,
     HEADER,
@@ -18,6 +18,7 @@ from mxdraft.bundle import (
     SECTION_ENTRY,
     Bundle,
     BundleWriter,
+    DraftConfig,
     golden_section,
     required_tensors,
 )
@@ -72,8 +73,45 @@ def test_every_lie_gets_its_verdict(good):
     assert count > 250
 
 
+def test_every_lie_about_a_drafter_gets_its_verdict(good):
+    wrong, count = [], 0
+    for name, data, expected in drafter_cases(tiny.with_drafter(good, tiny.drafter(Bundle(good).config))):
+        count += 1
+        try:
+            Bundle(data)
+            found = "accepted"
+        except BundleError as error:
+            found = error.verdict
+        if found != expected:
+            wrong.append(f"{name}: {found}, not {expected}")
+    assert wrong == []
+    assert count > 60
+
+
+def test_drafter_round_trip(good):
+    config = Bundle(good).config
+    drafter = tiny.drafter(config)
+    bundle = Bundle(tiny.with_drafter(good, drafter))
+    crcs = tuple(bundle.sections[name].crc for name in ("target.shared", "target.base", "tokenizer"))
+    assert Bundle(good).draft is None
+    assert bundle.draft == DraftConfig((1, 2, 4), 48, drafter.calibration, crcs)
+    raw = bundle.section("draft.config").tobytes()
+    assert struct.unpack_from("<14I", raw) == (1, 160, 6, 2, 32, 288, 500, 3, 1, 2, 4, 0, 48, 2)
+    assert struct.unpack_from("<8f", raw, 68) == (0.75, 0.5, *[0.0] * 6)
+    assert struct.unpack_from("<8f", raw, 100) == (1.25, 2.0, *[0.0] * 6)
+    for name, plane in drafter.planes.items():
+        stored = bundle.get("draft.weights", name)
+        np.testing.assert_array_equal(stored.data, plane.data)
+        np.testing.assert_array_equal(stored.scale, plane.scale)
+    for name, norm in drafter.norms.items():
+        np.testing.assert_array_equal(bundle.get("draft.weights", name)[0], norm)
+    np.testing.assert_array_equal(bundle.get("draft.weights", "draft_ids")[0], drafter.draft_ids)
+
+
 def test_lies_have_names_of_their_own(good):
     names = [name for name, _, _ in cases(good)]
+    drafting = tiny.with_drafter(good, tiny.drafter(Bundle(good).config))
+    names += [name for name, _, _ in drafter_cases(drafting)]
     assert len(set(names)) == len(names)
 
 

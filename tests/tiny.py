@@ -7,6 +7,7 @@ on every machine and numpy: only raw integers are drawn.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -18,6 +19,14 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
+from mxdraft.bundle import (
+    DRAFT_TARGET,
+    F32,
+    MXFP4T,
+    Bundle,
+    BundleWriter,
+    required_draft_tensors,
+)
 from mxdraft.checkpoint import (
     BYTE_ALPHABET,
     Checkpoint,
@@ -27,6 +36,8 @@ from mxdraft.checkpoint import (
     expected_tensors,
     tokenizer_json,
 )
+from mxdraft.drafter import Drafter, draft_sections
+from mxdraft.mx import quantize
 from numpy.typing import NDArray
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -89,6 +100,35 @@ def checkpoint(seed: int = 0, pre_tokenizer: PreTokenizer = "smollm", **override
         source=f"fixture T, seed {seed}",
         source_sha256="0" * 64,
     )
+
+
+def drafter(config: ModelConfig, seed: int = 1, feature_layers: tuple[int, ...] = (1, 2, 4)) -> Drafter:
+    """A drafter of fixture T with seeded weights, whose guesses are worth nothing."""
+    raw = np.random.PCG64(seed)
+    ids = np.arange(48, dtype=np.uint32) * np.uint32(10) + np.uint32(3)
+    planes, norms = {}, {}
+    for name, dtype, shape in required_draft_tensors(config, len(feature_layers), len(ids)):
+        if dtype == MXFP4T:
+            planes[name] = quantize(_tensor(raw, name, shape), "mxfp4", "search")
+        elif dtype == F32:
+            norms[name] = _tensor(raw, name, shape[1:])
+    calibration = ((0.75, 1.25), (0.5, 2.0))
+    return Drafter(feature_layers, planes, norms, ids, calibration, "0" * 64, {})
+
+
+def with_drafter(bundle: bytes, drafter: Drafter) -> bytes:
+    """A bundle with the sections of a drafter behind its own."""
+    parsed = Bundle(bundle)
+    file = io.BytesIO()
+    writer = BundleWriter(file)
+    for name in parsed.sections:
+        writer.add(name, [parsed.section(name).tobytes()])
+    shared, base, tokens = (writer.sections[name].crc for name in DRAFT_TARGET)
+    weights_section = len(writer.sections) + 2
+    for name, chunks in draft_sections(drafter, parsed.config, weights_section, (shared, base, tokens)):
+        writer.add(name, chunks)
+    writer.seal()
+    return file.getvalue()
 
 
 def tokenizer(vocab: int = 500, pre_tokenizer: PreTokenizer = "smollm") -> TokenizerSpec:

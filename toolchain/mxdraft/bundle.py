@@ -3,13 +3,14 @@
 Reading checks everything and refuses with the verdict that the C reader gives. It checks in the same order,
 for that decides the verdict of a file with several faults: header; section table, entry by entry; end of
 file; checksums; config; tensor directory, entry by entry, then overlaps, duplicates and scales; required
-tensors; provenance; tokenizer; chat; golden; draft.ngrams. A required section that is missing is refused
+tensors; provenance; tokenizer; chat; golden; drafter; n-grams. A required section that is missing is refused
 where it would be read.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 import zlib
@@ -38,12 +39,19 @@ SECTION_ENTRY = struct.Struct("<32sQQI12s")  # name, offset, length, CRC, reserv
 CONFIG = struct.Struct("<8If28s")
 TENSOR_ENTRY = struct.Struct("<80sIIQQQQ8s")  # name, dtype, section, rows, columns, offset, length, reserved
 GOLDEN = struct.Struct("<II32s32s")  # prompts, greedy tokens, digest of base, digest of full
+# architecture; hidden, heads, kv_heads, head_dim, ffn, vocab; features, their layers; draft vocabulary;
+# depths; checksums of what it belongs to; inverse temperatures, odds; reserved
+DRAFT_CONFIG = struct.Struct("<I6I5III3I8f8f28s")
 
-F32, MXFP4T, MXINT8T = 1, 2, 3
+F32, MXFP4T, MXINT8T, U32 = 1, 2, 3, 4
 _FORMATS: dict[int, Format] = {MXFP4T: "mxfp4", MXINT8T: "mxint8"}
 _MAX_SECTIONS = 64
 _MAX_TENSORS = 1 << 20
 _MAX_DIMENSION = 1 << 24  # rows x columns x 4 bytes stay far below 2**64
+FUSED = 1  # the one drafter architecture
+_MAX_FEATURES, _MAX_DEPTHS = 4, 8
+_DRAFT_SECTIONS = ("draft.config", "draft.tensors", "draft.weights")
+DRAFT_TARGET = ("target.shared", "target.base", "tokenizer")  # what a drafter belongs to
 
 Shape: TypeAlias = tuple[int, int]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -65,6 +73,36 @@ class Config:
 
     def pack(self) -> bytes:
         return CONFIG.pack(*astuple(self), bytes(28))
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """What ``draft.config`` says beside the dimensions, which are the target's.
+
+    ``feature_layers``: behind how many layers of the target the drafter reads its residual stream; ``vocab``:
+    tokens of the draft vocabulary; ``calibration``: inverse temperature and odds of each draft depth;
+    ``target_crcs``: of the sections ``DRAFT_TARGET``.
+    """
+
+    feature_layers: tuple[int, ...]
+    vocab: int
+    calibration: tuple[tuple[float, float], ...]
+    target_crcs: tuple[int, int, int]
+
+    def pack(self, config: Config) -> bytes:
+        temperatures, odds = zip(*self.calibration, strict=True)
+        return DRAFT_CONFIG.pack(
+            FUSED,
+            *_draft_dimensions(config),
+            len(self.feature_layers),
+            *_padded(self.feature_layers, _MAX_FEATURES),
+            self.vocab,
+            len(self.calibration),
+            *self.target_crcs,
+            *_padded(temperatures, _MAX_DEPTHS),
+            *_padded(odds, _MAX_DEPTHS),
+            bytes(28),
+        )
 
 
 @dataclass(frozen=True)
@@ -123,19 +161,41 @@ def required_tensors(
         yield "rope.cos", F32, (c.max_positions, c.head_dim // 2)
         yield "rope.sin", F32, (c.max_positions, c.head_dim // 2)
         return
-    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     for layer in range(c.layers):
-        prefix = f"model.layers.{layer}."
-        yield prefix + "self_attn.q_proj.weight", MXFP4T, (q, c.hidden)
-        yield prefix + "self_attn.k_proj.weight", MXFP4T, (kv, c.hidden)
-        yield prefix + "self_attn.v_proj.weight", MXFP4T, (kv, c.hidden)
-        yield prefix + "self_attn.o_proj.weight", MXFP4T, (c.hidden, q)
-        yield prefix + "mlp.gate_proj.weight", MXFP4T, (c.ffn, c.hidden)
-        yield prefix + "mlp.up_proj.weight", MXFP4T, (c.ffn, c.hidden)
-        yield prefix + "mlp.down_proj.weight", MXFP4T, (c.hidden, c.ffn)
-        yield prefix + "input_layernorm.weight", F32, (1, c.hidden)
-        yield prefix + "post_attention_layernorm.weight", F32, (1, c.hidden)
+        yield from _layer_tensors(c, layer)
     yield "model.norm.weight", F32, (1, c.hidden)
+
+
+def required_draft_tensors(
+    config: Config | ModelConfig, features: int, vocab: int
+) -> Iterator[tuple[str, int, Shape]]:
+    """Name, dtype and shape of each tensor of a drafter that reads so many residual streams and has so many
+    tokens to choose from, in the order of storage."""
+    hidden = config.hidden
+    for i in range(features):
+        yield f"feature_norm.{i}.weight", F32, (1, hidden)
+    yield "feature_proj.weight", MXFP4T, (hidden, features * hidden)
+    yield "embed_norm.weight", F32, (1, hidden)
+    yield "state_norm.weight", F32, (1, hidden)
+    yield "input_proj.weight", MXFP4T, (hidden, 2 * hidden)
+    yield from _layer_tensors(config, 0)
+    yield "model.norm.weight", F32, (1, hidden)
+    yield "draft_ids", U32, (1, vocab)
+
+
+def _layer_tensors(config: Config | ModelConfig, layer: int) -> Iterator[tuple[str, int, Shape]]:
+    c = config
+    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    prefix = f"model.layers.{layer}."
+    yield prefix + "self_attn.q_proj.weight", MXFP4T, (q, c.hidden)
+    yield prefix + "self_attn.k_proj.weight", MXFP4T, (kv, c.hidden)
+    yield prefix + "self_attn.v_proj.weight", MXFP4T, (kv, c.hidden)
+    yield prefix + "self_attn.o_proj.weight", MXFP4T, (c.hidden, q)
+    yield prefix + "mlp.gate_proj.weight", MXFP4T, (c.ffn, c.hidden)
+    yield prefix + "mlp.up_proj.weight", MXFP4T, (c.ffn, c.hidden)
+    yield prefix + "mlp.down_proj.weight", MXFP4T, (c.hidden, c.ffn)
+    yield prefix + "input_layernorm.weight", F32, (1, c.hidden)
+    yield prefix + "post_attention_layernorm.weight", F32, (1, c.hidden)
 
 
 # ---- writing ----
@@ -158,6 +218,11 @@ class BundleWriter:
             crc = zlib.crc32(chunk, crc)
             self._file.write(chunk)
         self._sections.append(Section(name, offset, self._file.tell() - offset, crc))
+
+    @property
+    def sections(self) -> dict[str, Section]:
+        """What was added so far, by name."""
+        return {section.name: section for section in self._sections}
 
     def replace(self, name: str, data: bytes) -> None:
         """Overwrite a section that was added, with as many bytes; ``seal`` must follow."""
@@ -202,14 +267,13 @@ class Bundle:
         self.config = _read_config(self._required("target.config"))
         self._required("target.shared")
         self._required("target.base")
-        directory = self._required("target.tensors").tobytes()
-        entries = _read_tensor_directory(directory, sections)
-        self.tensors = {(sections[entry.section].name, entry.name): entry for entry in entries}
-        self._check_scales()
+        self.tensors: dict[tuple[str, str], TensorEntry] = {}
+        self._read_tensors("target.tensors", sections, (F32, MXFP4T, MXINT8T))
         self._check_required_tensors()
         _check(not (self._required("provenance") == 0).any(), "SECTION", "provenance holds a NUL byte")
         self._check_text()
         self.golden = _read_golden(self.section("golden"), self.config) if "golden" in self else None
+        self.draft = self._read_drafter(sections) if any(name in self for name in _DRAFT_SECTIONS) else None
         if "draft.ngrams" in self:
             check_ngrams(self.section("draft.ngrams").tobytes(), self.config.vocab)
 
@@ -236,12 +300,12 @@ class Bundle:
         section = self.sections[name]
         return self._file[section.offset : section.offset + section.length]
 
-    def get(self, section: str, name: str) -> MXTensor | NDArray[np.float32]:
+    def get(self, section: str, name: str) -> MXTensor | NDArray[np.float32] | NDArray[np.uint32]:
         """A tensor [rows, columns] in row order. Raises KeyError if it is not there."""
         entry = self.tensors[section, name]
         data = self._tensor_bytes(section, entry)
-        if entry.dtype == F32:
-            return data.view("<f4").reshape(entry.rows, entry.columns)
+        if entry.dtype in (F32, U32):
+            return data.view("<f4" if entry.dtype == F32 else "<u4").reshape(entry.rows, entry.columns)
         rule: Rule = (
             "search" if entry.dtype == MXFP4T and self.provenance.get("rule") == "search" else "floor"
         )
@@ -265,25 +329,48 @@ class Bundle:
     def _tensor_bytes(self, section: str, entry: TensorEntry) -> Bytes:
         return self.section(section)[entry.offset : entry.offset + entry.length]
 
-    def _check_scales(self) -> None:
-        for (section, name), entry in self.tensors.items():
+    def _read_tensors(self, directory: str, sections: Sequence[Section], dtypes: tuple[int, ...]) -> None:
+        """Read a tensor directory into ``tensors``, and check the scales of what it lists."""
+        for entry in _read_tensor_directory(self._required(directory).tobytes(), sections, dtypes):
+            section = sections[entry.section].name
+            self.tensors[section, entry.name] = entry
             if entry.dtype in _FORMATS:
                 blocks = self._tensor_bytes(section, entry).reshape(-1, BLOCK_BYTES[_FORMATS[entry.dtype]])
                 nan = (blocks[:, :TILE_ROWS] == 255).any()
-                _check(not nan, "SCALE", f"tensor {name} in {section} has a scale of 255 (NaN)")
+                _check(not nan, "SCALE", f"tensor {entry.name} in {section} has a scale of 255 (NaN)")
 
     def _check_required_tensors(self) -> None:
         for section in ("target.shared", "target.base", "target.residual"):
-            if section not in self:
-                continue
-            separate_head = (section, "lm_head.weight") in self.tensors
-            for name, dtype, shape in required_tensors(self.config, section, separate_head):
-                where = f"tensor {name} in {section}"
-                _check((section, name) in self.tensors, "TENSOR", f"{where} is missing")
-                entry = self.tensors[section, name]
-                _check(entry.dtype == dtype, "DTYPE", f"{where} has dtype {entry.dtype}, not {dtype}")
-                found = (entry.rows, entry.columns)
-                _check(found == shape, "SHAPE", f"{where} is {found}, the config asks for {shape}")
+            if section in self:
+                separate_head = (section, "lm_head.weight") in self.tensors
+                self._require(section, required_tensors(self.config, section, separate_head))
+
+    def _require(self, section: str, tensors: Iterable[tuple[str, int, Shape]]) -> None:
+        for name, dtype, shape in tensors:
+            where = f"tensor {name} in {section}"
+            _check((section, name) in self.tensors, "TENSOR", f"{where} is missing")
+            entry = self.tensors[section, name]
+            _check(entry.dtype == dtype, "DTYPE", f"{where} has dtype {entry.dtype}, not {dtype}")
+            found = (entry.rows, entry.columns)
+            _check(found == shape, "SHAPE", f"{where} is {found}, the config asks for {shape}")
+
+    def _read_drafter(self, sections: Sequence[Section]) -> DraftConfig:
+        for name in _DRAFT_SECTIONS:
+            self._required(name)
+        crcs = tuple(self.sections[name].crc for name in DRAFT_TARGET)
+        draft = _read_draft_config(self.section("draft.config"), self.config, crcs)
+        known = set(self.tensors)
+        self._read_tensors("draft.tensors", sections, (F32, MXFP4T, MXINT8T, U32))
+        for section, name in self.tensors.keys() - known:
+            _check(section == "draft.weights", "TENSOR", f"tensor {name} of the drafter is in {section}")
+        self._require(
+            "draft.weights", required_draft_tensors(self.config, len(draft.feature_layers), draft.vocab)
+        )
+        ids = self.get("draft.weights", "draft_ids")
+        assert isinstance(ids, np.ndarray)
+        ascending = ids[0, -1] < self.config.vocab and (ids[0, :-1] < ids[0, 1:]).all()
+        _check(ascending, "DRAFT", f"draft_ids do not ascend below the vocabulary of {self.config.vocab}")
+        return draft
 
     def _check_text(self) -> None:
         # Imported here: writing a bundle needs neither.
@@ -347,17 +434,54 @@ def _read_config(data: Bytes) -> Config:
     return config
 
 
-def _read_tensor_directory(data: bytes, sections: Sequence[Section]) -> list[TensorEntry]:
+def _read_draft_config(data: Bytes, config: Config, target_crcs: tuple[int, ...]) -> DraftConfig:
+    size = DRAFT_CONFIG.size
+    _check(data.size == size, "DRAFT", f"draft.config has {data.size} bytes, not {size}")
+    architecture, *fields, reserved = DRAFT_CONFIG.unpack(data.data)
+    _check(architecture == FUSED, "DRAFT", f"drafter architecture {architecture}; this reader knows {FUSED}")
+    _check(not any(reserved), "DRAFT", "reserved bytes of draft.config are not zero")
+    dimensions, (features, *layers), (vocab, depths) = fields[:6], fields[6:11], fields[11:13]
+    crcs, temperatures, odds = fields[13:16], fields[16:24], fields[24:]
+    _check(
+        dimensions == _draft_dimensions(config), "DRAFT", "the drafter has other dimensions than the target"
+    )
+    _check(tuple(crcs) == target_crcs, "DRAFT", "the drafter belongs to another target; pack both together")
+    _check(1 <= features <= _MAX_FEATURES, "DRAFT", f"the drafter reads {features} residual streams")
+    used = layers[:features]
+    in_order = all(a < b for a, b in pairwise([0, *used])) and used[-1] <= config.layers
+    _check(in_order and not any(layers[features:]), "DRAFT", f"the drafter reads behind layers {layers}")
+    vocab_ok = vocab % TILE_ROWS == 0 and TILE_ROWS <= vocab <= min(65536, config.vocab)
+    _check(vocab_ok, "DRAFT", f"the drafter has {vocab} tokens to choose from")
+    _check(1 <= depths <= _MAX_DEPTHS, "DRAFT", f"the drafter is calibrated for {depths} depths")
+    for name, values in {"temperature": temperatures, "odds": odds}.items():
+        sensible = all(math.isfinite(v) and v > 0 for v in values[:depths]) and not any(values[depths:])
+        _check(sensible, "DRAFT", f"the drafter's {name} values are {values}")
+    calibration = tuple(zip(temperatures[:depths], odds[:depths], strict=True))
+    return DraftConfig(tuple(used), vocab, calibration, (crcs[0], crcs[1], crcs[2]))
+
+
+def _draft_dimensions(config: Config) -> list[int]:
+    c = config
+    return [c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab]
+
+
+def _padded(values: Sequence[float], length: int) -> list[float]:
+    return [*values, *[0] * (length - len(values))]
+
+
+def _read_tensor_directory(
+    data: bytes, sections: Sequence[Section], dtypes: tuple[int, ...]
+) -> list[TensorEntry]:
     count, remainder = divmod(len(data), TENSOR_ENTRY.size)
-    _check(remainder == 0 and count <= _MAX_TENSORS, "TENSOR", f"target.tensors has {len(data)} bytes")
+    _check(remainder == 0 and count <= _MAX_TENSORS, "TENSOR", f"a tensor directory has {len(data)} bytes")
     entries: list[TensorEntry] = []
     for index, (raw, *fields, reserved) in enumerate(TENSOR_ENTRY.iter_unpack(data)):
         entry = TensorEntry(_read_name(raw, r"[A-Za-z0-9._-]+", f"tensor {index}"), *fields)
         where = f"tensor {entry.name}"
-        _check(entry.dtype in (F32, MXFP4T, MXINT8T), "DTYPE", f"{where} has dtype {entry.dtype}")
+        _check(entry.dtype in dtypes, "DTYPE", f"{where} has dtype {entry.dtype}")
         _check(entry.section < len(sections), "TENSOR", f"{where} is in section {entry.section}")
         in_range = 1 <= entry.rows <= _MAX_DIMENSION and 1 <= entry.columns <= _MAX_DIMENSION
-        whole_blocks = entry.dtype == F32 or entry.columns % BLOCK == 0
+        whole_blocks = entry.dtype not in _FORMATS or entry.columns % BLOCK == 0
         _check(in_range and whole_blocks, "TENSOR", f"{where} is {entry.rows} x {entry.columns}")
         expected = tensor_nbytes(entry.dtype, entry.rows, entry.columns)
         _check(entry.length == expected, "TENSOR", f"{where} has {entry.length} bytes, not {expected}")
@@ -402,7 +526,7 @@ def _read_golden(data: Bytes, config: Config) -> Golden:
 
 def tensor_nbytes(dtype: int, rows: int, columns: int) -> int:
     """Bytes that a tensor takes in its section."""
-    return 4 * rows * columns if dtype == F32 else tiled_nbytes(_FORMATS[dtype], rows, columns)
+    return tiled_nbytes(_FORMATS[dtype], rows, columns) if dtype in _FORMATS else 4 * rows * columns
 
 
 def _read_name(raw: bytes, pattern: str, what: str) -> str:

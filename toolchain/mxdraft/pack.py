@@ -2,8 +2,8 @@
 weights.
 
 Reads what ``mxdraft.export`` writes, and the text of the n-gram table, so that whatever was verified on the
-ONNX files holds for the bundle. The bundle depends on those files and the tools' versions only: packing twice gives the same
-bytes.
+ONNX files holds for the bundle. The bundle depends on those files and the tools' versions only: packing
+twice gives the same bytes.
 """
 
 from __future__ import annotations

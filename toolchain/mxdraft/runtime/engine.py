@@ -262,7 +262,7 @@ class Engine(_Handle):
         return _plan(load().lib.mxd_engine_plan(self._pointer))
 
     def load_costs(self, directory: str | os.PathLike[str]) -> bool:
-        """Take what steps cost from an earlier measurement, for choosing draft lengths; whether it was there."""
+        """Take what steps cost, for choosing draft lengths, from an earlier measurement; False: none."""
         return bool(load().lib.mxd_engine_load_costs(self._pointer, os.fsencode(directory)))
 
     def measure_costs(self, directory: str | os.PathLike[str] | None = None) -> None:
