@@ -234,16 +234,6 @@ def test_info(bundle: Path, bare: Path) -> None:
         assert precisions in c
 
 
-@BOTH
-def test_bench(program: Sequence[str], bundle: Path) -> None:
-    options = ["-m", str(bundle), "-t", "1", "--prompt-tokens", "20", "-n", "5", "--repeat", "2"]
-    report = json.loads(run(program, "bench", *options, "--json").stdout)
-    assert (report["prompt_tokens"], report["generated_tokens"], report["threads"]) == (20, 5, 1)
-    for speed in (report["prefill_tok_per_s"], report["decode_tok_per_s"]):
-        assert 0 < speed["min"] <= speed["median"] <= speed["max"]
-    assert re.fullmatch(rb"tok/s .*\nprefill 20 .*\ndecode 5 .*\n", run(program, "bench", *options).stdout)
-
-
 def test_chat_keeps_the_conversation(bundle: Path) -> None:
     options = ["chat", "-m", str(bundle), "-n", "8", "--ignore-eos", "--stats", "json"]
     two_turns = run_both(*options, stdin=b"The boat\nThe box\n")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from clib import REPOSITORY, RUNTIME, compile_c, native
 from mxdraft.build import sources
 from mxdraft.errors import CapacityError, UsageError
 from mxdraft.runtime import Engine, Model, Sequence, cpu_describe
-from mxdraft.runtime._ffi import _library_path, load
+from mxdraft.runtime._ffi import load
 
 GCC = shutil.which("gcc")
 DRIVERS = REPOSITORY / "tests" / "c"
@@ -188,23 +189,45 @@ def test_unknown_level_in_the_cpu_mask_is_refused(bundle: Path, monkeypatch: pyt
 # ---- the token path ----
 
 
+@pytest.fixture(scope="module")
+def token_path(
+    bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int, int], dict[str, int]]:
+    """What the driver counts with so many threads that spin so often at a barrier before they sleep."""
+
+    @cache
+    def program(spins: int) -> Path:
+        return compile_c(
+            native("gnu.2.28"),
+            tmp_path_factory.mktemp("token_path") / "token_path",
+            *("-O1", f"-DMXD_POOL_SPINS={spins}", "-rdynamic", "-fvisibility=default"),
+            *(DRIVERS / "token_path.c", *sources("library"), "-lm", "-ldl"),
+        )
+
+    def count(threads: int, spins: int) -> dict[str, int]:
+        command = [program(spins), bundle, str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        counts = {name: int(number) for name, number in (line.split() for line in done.stdout.splitlines())}
+        assert counts["opening"] > 5  # the counter works
+        assert counts["tokens"] == 5 + 20 + 20
+        return counts
+
+    return count
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-def test_steps_neither_allocate_nor_lock(bundle: Path, tmp_path: Path, threads: int) -> None:
-    library = _library_path().resolve()
-    program = compile_c(
-        native("gnu.2.28"),
-        tmp_path / "step_allocations",
-        *("-fvisibility=default", "-rdynamic", "-Wl,--allow-shlib-undefined"),
-        *(DRIVERS / "step_allocations.c", library, f"-Wl,-rpath,{library.parent}"),
-    )
-    done = subprocess.run(
-        [program, bundle, str(threads)], capture_output=True, text=True, encoding="utf-8", check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    counts = dict(line.split() for line in done.stdout.splitlines())
-    assert int(counts["opening"]) > 5  # the counter works
-    assert (counts["tokens"], counts["steps"]) == ("55", "0")
-    assert threads > 1 or counts["locks"] == "0"  # with more, whoever has waited long sleeps
+def test_steps_neither_allocate_nor_lock(token_path: Callable[[int, int], Any], threads: int) -> None:
+    counts = token_path(threads, 2**31 - 1)
+    assert [counts[name] for name in ("allocations", "locks", "waits", "wakes")] == [0, 0, 0, 0]
+
+
+def test_threads_that_waited_long_sleep(token_path: Callable[[int, int], Any]) -> None:
+    counts = token_path(2, 0)
+    assert counts["allocations"] == 0
+    assert counts["locks"] > 40  # these are counted
+    assert counts["waits"] > 0
+    assert counts["wakes"] > 0
 
 
 # ---- thread pool ----

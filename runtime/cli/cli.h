@@ -34,13 +34,13 @@ enum { MAX_STOPS = 16 };
 enum { STATS_NONE, STATS_TEXT, STATS_JSON };
 
 typedef struct settings {
-    const char *bundle, *text, *file, *system;
+    const char *bundle, *text, *file, *system, *csv, *json;
     const char *stops[MAX_STOPS];
     uint64_t stop_count;
     uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat, draft_max;
     double temp, top_p, min_p, repeat_penalty;
     unsigned precision, stats, draft; /* index of the chosen word: mxd_precision, -, mxd_draft */
-    bool from_stdin, raw, ignore_eos, dump_tokens, explain, chat, decode, json, cpu;
+    bool from_stdin, raw, ignore_eos, dump_tokens, explain, chat, decode, cpu;
 } settings;
 
 /* A command returns its exit code, with its errors already printed. */
@@ -64,6 +64,8 @@ int fail_status(const mxd_error *error);
 int emit(const char *data, size_t length);
 /* Writes out what printf has buffered, with the same outcomes. */
 int flush_output(void);
+/* Replaces a file by one with this content; a reader sees the old one or the whole new one. */
+int write_file(const char *path, const char *data, size_t length);
 /* As printf, into an allocated string. */
 char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The text's bytes from the one of -p, -f and - that was given, with a NUL behind them; *data is allocated, or

@@ -12,6 +12,11 @@ static int emit_text(char *text) {
     return code;
 }
 
+/* Whether an option's FILE is standard output; NULL: not given. */
+static bool is_stdout(const char *path) {
+    return path != NULL && strcmp(path, "-") == 0;
+}
+
 static int verify(const settings *s, session *run) {
     int code;
     if ((code = open_model(s->bundle, run)) || (code = open_engine(s, (uint32_t)s->chunk, run))) return code;
@@ -30,85 +35,38 @@ int run_verify(const settings *s) {
     return code;
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-typedef struct spread {
-    double median, min, max;
-} spread;
-
-static spread spread_of(double *values, size_t n) {
-    qsort(values, n, sizeof *values, compare_doubles);
-    return (spread){(values[(n - 1) / 2] + values[n / 2]) / 2, values[0], values[n - 1]};
-}
-
-/* One run from an empty sequence; *json gets its statistics. */
-static int bench_once(session *run, const uint32_t *prompt, size_t prompt_tokens, char **json) {
-    mxd_error error;
-    if (mxd_seq_truncate(run->seq, 0, &error) || mxd_seq_prompt(run->seq, prompt, prompt_tokens, &error))
-        return fail_status(&error);
-    while (mxd_seq_stop(run->seq) == MXD_STOP_NONE)
-        if (mxd_step(run->engine, &run->seq, 1, &error)) return fail_status(&error);
-    *json = stats_json(run);
-    return EXIT_DONE;
+/* The results in a format, to a file or for "-" to stdout. */
+static int emit_bench(const mxd_bench *results, mxd_bench_format format, const char *path) {
+    size_t size = mxd_bench_text(results, format, NULL, 0) + 1;
+    char *text = allocate(size);
+    mxd_bench_text(results, format, text, size);
+    if (is_stdout(path)) return emit_text(text);
+    int code = write_file(path, text, size - 1);
+    free(text);
+    return code;
 }
 
 static int bench(const settings *s, session *run) {
     int code;
-    if ((code = open_model(s->bundle, run)) || (code = open_engine(s, 0, run)) || (code = open_seq(s, run)))
-        return code;
-    mxd_model_info info;
-    mxd_model_get_info(run->model, &info);
-    size_t prompt_tokens = (size_t)s->prompt_tokens, repeat = (size_t)s->repeat;
-    uint32_t *prompt = allocate(prompt_tokens * sizeof *prompt);
-    for (size_t i = 0; i < prompt_tokens; i++) prompt[i] = (uint32_t)(i * 7919 % info.vocab);
-
-    double *prefill = allocate(repeat * sizeof *prefill), *decode = allocate(repeat * sizeof *decode);
-    double generated = 0, peak_rss = 0;
-    for (size_t i = 0; i <= repeat && code == EXIT_DONE; i++) {
-        char *json = NULL;
-        if ((code = bench_once(run, prompt, prompt_tokens, &json))) break;
-        generated = json_number(json, "generated_tokens");
-        peak_rss = json_number(json, "peak_rss_bytes");
-        if (i > 0) { /* the first run only warms up */
-            prefill[i - 1] = json_number(json, "prefill_tok_per_s");
-            decode[i - 1] = json_number(json, "decode_tok_per_s");
-        }
-        free(json);
-    }
-    if (code == EXIT_DONE) {
-        spread p = spread_of(prefill, repeat), d = spread_of(decode, repeat);
-        const mxd_plan *plan = mxd_engine_plan(run->engine);
-        code = emit_text(
-            s->json
-                ? format_text("{\"prompt_tokens\": %zu, \"generated_tokens\": %.0f, \"repeat\": %zu, \"threads\": %u, "
-                              "\"precision\": \"%s\", "
-                              "\"prefill_tok_per_s\": {\"median\": %.3f, \"min\": %.3f, \"max\": %.3f}, "
-                              "\"decode_tok_per_s\": {\"median\": %.3f, \"min\": %.3f, \"max\": %.3f}, "
-                              "\"peak_rss_bytes\": %.0f}\n",
-                              prompt_tokens, generated, repeat, (unsigned)plan->threads,
-                              plan->precision == MXD_PRECISION_FULL ? "full" : "base", p.median, p.min, p.max,
-                              d.median, d.min, d.max, peak_rss)
-                : format_text("tok/s              median       min       max\n"
-                              "prefill %-7zu%10.1f%10.1f%10.1f\n"
-                              "decode %-8.0f%10.1f%10.1f%10.1f\n",
-                              prompt_tokens, p.median, p.min, p.max, generated, d.median, d.min, d.max));
-    }
-    free(decode);
-    free(prefill);
-    free(prompt);
+    if ((code = open_model(s->bundle, run)) || (code = open_engine(s, 0, run))) return code;
+    const mxd_bench_options options = {.prompt_tokens = (uint32_t)s->prompt_tokens,
+                                       .tokens = (uint32_t)s->limit,
+                                       .repeat = (uint32_t)s->repeat};
+    mxd_error error;
+    mxd_bench *results;
+    if (mxd_bench_run(run->engine, &options, &results, &error)) return fail_status(&error);
+    if (!is_stdout(s->csv) && !is_stdout(s->json)) code = emit_bench(results, MXD_BENCH_TABLE, "-");
+    if (code == EXIT_DONE && s->csv != NULL) code = emit_bench(results, MXD_BENCH_CSV, s->csv);
+    if (code == EXIT_DONE && s->json != NULL) code = emit_bench(results, MXD_BENCH_JSON, s->json);
+    mxd_bench_close(&results);
     return code;
 }
 
 int run_bench(const settings *s) {
-    settings measured = *s; /* bench has no sampling options: greedy */
-    measured.ignore_eos = true;
-    measured.top_p = 1;
-    measured.repeat_penalty = 1;
+    if (is_stdout(s->csv) && is_stdout(s->json))
+        return fail(EXIT_USAGE, "--csv and --json cannot both go to standard output");
     session run = {0};
-    int code = bench(&measured, &run);
+    int code = bench(s, &run);
     session_close(&run);
     return code;
 }

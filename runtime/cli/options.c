@@ -94,7 +94,8 @@ static const option bench_options[] = {
     WHOLE_OPTION("--prompt-tokens", prompt_tokens, 1, MAX_TOKENS, "128", "Prompt length."),
     WHOLE_OPTION("-n", limit, 2, MAX_TOKENS, "64", "Tokens to generate."),
     WHOLE_OPTION("--repeat", repeat, 1, 1000, "3", "Measured runs, after one that is not."),
-    FLAG_OPTION("--json", json, "One JSON object instead of the table."),
+    TEXT_OPTION("--csv", csv, "FILE", "Write the results as CSV; - = instead of the table."),
+    TEXT_OPTION("--json", json, "FILE", "Write the results as JSON; - = instead of the table."),
     END_OPTION
 };
 static const option info_options[] = {
@@ -132,8 +133,8 @@ static const command commands[] = {
      "Replay the golden vectors and print the digest of all logits; ends with 0 only if every bit agrees.",
      "-m model.mxb --precision base"},
     {"bench", run_bench, true, false, {model_options, engine_options, bench_options},
-     "measure prefill and decode speed",
-     "Measure prefill and decode speed of one greedy sequence on a synthetic prompt.",
+     "measure speed, beside this machine's read bandwidth",
+     "Measure prefill, decode, steps of several rows and of 48 sequences, beside the read bandwidth.",
      "-m model.mxb --prompt-tokens 512 -n 128"},
     {"info", run_info, false, false, {model_options, info_options},
      "describe this machine and a bundle",

@@ -73,16 +73,32 @@ static int output_failed(void) {
     return fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
 }
 
-int emit(const char *data, size_t length) {
+/* Whether all of it was written; errno tells why not. */
+static bool write_all(int fd, const char *data, size_t length) {
     while (length > 0) {
-        ssize_t written = write(STDOUT_FILENO, data, length);
-        if (written < 0 && errno != EINTR) return output_failed();
+        ssize_t written = write(fd, data, length);
+        if (written < 0 && errno != EINTR) return false;
         if (written > 0) {
             data += written;
             length -= (size_t)written;
         }
     }
-    return EXIT_DONE;
+    return true;
+}
+
+int emit(const char *data, size_t length) {
+    return write_all(STDOUT_FILENO, data, length) ? EXIT_DONE : output_failed();
+}
+
+int write_file(const char *path, const char *data, size_t length) {
+    char *temporary = format_text("%s.%ld.part", path, (long)getpid());
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool written = fd >= 0 && write_all(fd, data, length) && fsync(fd) == 0 && rename(temporary, path) == 0;
+    int code = written ? EXIT_DONE : fail(EXIT_IO, "cannot write %s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    if (fd >= 0 && !written) unlink(temporary);
+    free(temporary);
+    return code;
 }
 
 int flush_output(void) {

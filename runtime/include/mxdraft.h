@@ -256,6 +256,27 @@ size_t mxd_cpu_describe(char *buf, size_t cap);
 /* Threads used for threads = 0. */
 uint32_t mxd_default_threads(void);
 
+/* ---- benchmark ---- */
+typedef struct mxd_bench mxd_bench;
+typedef struct mxd_bench_options {
+    uint32_t prompt_tokens; /* >= 1, of a synthetic prompt */
+    uint32_t tokens;        /* >= 2, generated behind it */
+    uint32_t repeat;        /* 1..1000 measured repetitions, after one that only warms up */
+} mxd_bench_options;
+typedef enum mxd_bench_format {
+    MXD_BENCH_TABLE = 0,
+    MXD_BENCH_CSV = 1, /* measure,median,min,max */
+    MXD_BENCH_JSON = 2 /* one object on one line (keys in docs/cli.md) */
+} mxd_bench_format;
+/* Measure prefill and decode of one greedy sequence, which needs a free one of the engine, what steps of several rows
+ * and of 48 sequences cost beside one of one row, and the read bandwidth of this machine; repetitions take turns, so
+ * that a disturbance meets all of them. Allocates a buffer of four last-level caches and an engine for 48 short
+ * sequences, which is left out if memory is short. */
+mxd_status mxd_bench_run(mxd_engine *engine, const mxd_bench_options *options, mxd_bench **out, mxd_error *err);
+void mxd_bench_close(mxd_bench **bench);
+/* The results as text; returns the length needed. */
+size_t mxd_bench_text(const mxd_bench *bench, mxd_bench_format format, char *buf, size_t cap);
+
 /* ---- MX codecs (docs/arithmetic.md; for tools and tests) ---- */
 typedef enum mxd_rule {
     MXD_RULE_FLOOR = 0, /* OCP MX v1.0 section 6.3 */

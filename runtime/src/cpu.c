@@ -3,6 +3,7 @@
 #endif
 #include "cpu.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -207,4 +208,45 @@ uint64_t mxd_peak_rss(void) {
         if (sscanf(line, "VmHWM: %llu", &kib) == 1) break;
     fclose(f);
     return kib * 1024;
+}
+
+/* ---- caches and heat ---- */
+
+uint64_t mxd_last_level_cache(void) {
+    uint64_t largest = 0;
+    for (int index = 0; index < 8; index++) {
+        char path[128], text[64], unit = 0;
+        unsigned long long size;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        if (!read_text(path, text, sizeof text) || sscanf(text, "%llu%c", &size, &unit) < 1) continue;
+        size <<= unit == 'K' ? 10 : unit == 'M' ? 20 : 0;
+        if (size > largest) largest = size;
+    }
+    return largest;
+}
+
+double mxd_temperature(void) {
+    double hottest = NAN;
+    for (int zone = 0; zone < 64; zone++) {
+        char path[128];
+        long long millidegrees;
+        snprintf(path, sizeof path, "/sys/class/thermal/thermal_zone%d/temp", zone);
+        if (read_number(path, &millidegrees)) hottest = fmax(hottest, 1e-3 * (double)millidegrees);
+    }
+    return hottest;
+}
+
+int64_t mxd_throttle_flags(void) {
+    /* Where the firmware's device hangs on a Pi up to 4, and on a Pi 5. */
+    static const char *const paths[] = {
+        "/sys/devices/platform/soc/soc:firmware/get_throttled",
+        "/sys/devices/platform/soc@107c000000/soc@107c000000:firmware/get_throttled",
+    };
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        char text[64], *end;
+        if (!read_text(paths[i], text, sizeof text)) continue;
+        unsigned long flags = strtoul(text, &end, 16);
+        if (end != text) return (int64_t)(flags & UINT32_MAX);
+    }
+    return -1;
 }

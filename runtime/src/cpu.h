@@ -1,4 +1,4 @@
-/* Which kernels this CPU gets, how many threads and how much memory this process may use. */
+/* What machine this is: kernels for its CPU, threads and memory for this process, caches and heat. */
 #ifndef MXD_CPU_H
 #define MXD_CPU_H
 
@@ -23,5 +23,13 @@ const mxd_cpu_level *mxd_cpu_levels(size_t *count);
  * `mapped` bytes are already mapped and so not charged against the address-space limit again. */
 uint64_t mxd_memory_available(uint64_t mapped);
 uint64_t mxd_peak_rss(void);
+
+/* Bytes of the largest cache that the first CPU has, 0 if the system does not tell. */
+uint64_t mxd_last_level_cache(void);
+/* The hottest thermal zone in degrees Celsius, NaN if there is none. */
+double mxd_temperature(void);
+/* What `vcgencmd get_throttled` tells of a Raspberry Pi, -1 elsewhere. Bits 0..3: under-voltage, frequency capped,
+ * throttled, soft temperature limit at this moment; bits 16..19: the same at any time since the start. */
+int64_t mxd_throttle_flags(void);
 
 #endif

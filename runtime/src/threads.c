@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SPINS = 4000 }; /* some 50 us: longer than a phase of a decode step, shorter than a scheduler tick */
+/* Some 50 us: longer than a phase of a decode step, shorter than a scheduler tick. A test makes it endless. */
+#ifndef MXD_POOL_SPINS
+#define MXD_POOL_SPINS 4000
+#endif
 
 struct mxd_pool {
     atomic_uint threads; /* lowered once if a thread cannot be started */
@@ -42,7 +45,7 @@ void mxd_pool_barrier(mxd_pool *p) {
         }
         return;
     }
-    for (int i = 0; i < SPINS; i++) {
+    for (int i = 0; i < MXD_POOL_SPINS; i++) {
         if (atomic_load_explicit(&p->phase, memory_order_acquire) != phase) return;
         relax();
     }

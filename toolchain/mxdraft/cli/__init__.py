@@ -22,7 +22,7 @@ COMMANDS = {
     "chat": ("mxdraft.cli.text", "talk in turns"),
     "tokenize": ("mxdraft.cli.text", "text to token ids and back"),
     "verify": ("mxdraft.cli.engine", "replay the bundle's golden vectors"),
-    "bench": ("mxdraft.cli.engine", "measure prefill and decode speed"),
+    "bench": ("mxdraft.cli.engine", "measure speed, beside this machine's read bandwidth"),
     "info": ("mxdraft.cli.engine", "describe this machine and a bundle"),
     "fetch": ("mxdraft.cli.bundle", "get a model's weights"),
     "export": ("mxdraft.cli.bundle", "weights to ONNX"),

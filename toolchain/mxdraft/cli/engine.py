@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 from typing import Unpack
 
@@ -20,7 +19,7 @@ from mxdraft.cli._options import (
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
-from mxdraft.runtime import Model, Sequence, cpu_describe, default_threads, version
+from mxdraft.runtime import Model, cpu_describe, default_threads, version
 
 _path = click.Path(path_type=Path)
 
@@ -94,46 +93,33 @@ def _verify_full(
 @click.option("--prompt-tokens", type=whole(1, 1 << 20), default="128", help="Prompt length.")
 @click.option("-n", "limit", type=whole(2, 1 << 20), default="64", help="Tokens to generate.")
 @click.option("--repeat", type=whole(1, 1000), default="3", help="Measured runs, after one that is not.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+@click.option("--csv", metavar="FILE", help="Write the results as CSV; - = instead of the table.")
+@click.option(
+    "--json", "json_path", metavar="FILE", help="Write the results as JSON; - = instead of the table."
+)
 def bench(
-    bundle: str, prompt_tokens: int, limit: int, repeat: int, as_json: bool, **engine: Unpack[EngineOptions]
+    bundle: str,
+    prompt_tokens: int,
+    limit: int,
+    repeat: int,
+    csv: str | None,
+    json_path: str | None,
+    **engine: Unpack[EngineOptions],
 ) -> None:
-    """Measure prefill and decode speed of one greedy sequence on a synthetic prompt."""
+    """Measure prefill, decode, steps of several rows and of 48 sequences, beside the read bandwidth."""
+    if csv == json_path == "-":
+        raise UsageError("--csv and --json cannot both go to standard output")
     Interrupt()
-    with (
-        Model(bundle) as model,
-        open_engine(model, engine) as opened,
-        Sequence(opened, max_tokens=limit, ignore_eos=True) as sequence,
-    ):
-        vocab = model.info.vocab
-        prompt = [position * 7919 % vocab for position in range(prompt_tokens)]
-        runs = []
-        for _ in range(repeat + 1):
-            sequence.truncate(0)
-            for _ in sequence.generate(prompt):
-                pass
-            runs.append(sequence.stats)
-        plan = opened.plan
-    prefill = sorted(run["prefill_tok_per_s"] for run in runs[1:])
-    decode = sorted(run["decode_tok_per_s"] for run in runs[1:])
-    if as_json:
-        report = {
-            "prompt_tokens": prompt_tokens,
-            "generated_tokens": runs[-1]["generated_tokens"],
-            "repeat": repeat,
-            "threads": plan.threads,
-            "precision": plan.precision,
-            "prefill_tok_per_s": _spread(prefill),
-            "decode_tok_per_s": _spread(decode),
-            "peak_rss_bytes": runs[-1]["peak_rss_bytes"],
-        }
-        emit(json.dumps(report).encode("ascii") + b"\n")
-        return
-    emit(
-        b"tok/s              median       min       max\n"
-        + _row(f"prefill {prompt_tokens}", prefill)
-        + _row(f"decode {runs[-1]['generated_tokens']}", decode)
-    )
+    with Model(bundle) as model, open_engine(model, engine) as opened:
+        results = opened.bench(prompt_tokens, limit, repeat)
+    if "-" not in (csv, json_path):
+        emit(results["table"].encode("ascii"))
+    for path, text in ((csv, results["csv"]), (json_path, results["json"])):
+        if path == "-":
+            emit(text.encode("ascii"))
+        elif path is not None:
+            with replacing(Path(path)) as file:
+                file.write(text.encode("ascii"))
 
 
 @click.command(epilog="Example: mxdraft info -m build/smollm2-135m.mxb --cpu")
@@ -164,13 +150,3 @@ def info(bundle: str | None, cpu: bool) -> None:
                 plan_line(model.plan()),
             ]
     emit("\n".join(lines).encode("utf-8", "surrogateescape") + b"\n")
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": values[0], "max": values[-1]}
-
-
-def _row(name: str, values: list[float]) -> bytes:
-    return f"{name:<15}{statistics.median(values):>10.1f}{values[0]:>10.1f}{values[-1]:>10.1f}\n".encode(
-        "ascii"
-    )

@@ -9,6 +9,7 @@ time.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import weakref
@@ -27,10 +28,12 @@ Draft = Literal["auto", "off", "ngram", "model"]
 # Tokens so far and the most to propose, to ids or (id, index of the proposal before it).
 Drafter = Callable[[list[int], int], "list[int] | list[tuple[int, int]]"]
 Stop = Literal["none", "eos", "limit", "context", "string"]
+BenchFormat = Literal["table", "csv", "json"]
 
 _PRECISIONS: tuple[Precision, ...] = ("auto", "base", "full")
 _DRAFTS: tuple[Draft, ...] = ("auto", "off", "ngram", "model")
 _STOPS: tuple[Stop, ...] = ("none", "eos", "limit", "context", "string")
+_BENCH_FORMATS: tuple[BenchFormat, ...] = ("table", "csv", "json")
 _NO_BOS = 0xFFFFFFFF
 
 
@@ -296,6 +299,23 @@ class Engine(_Handle):
             raise library.error(status, error)
         message = library.ffi.string(error.message).decode("utf-8") if status != library.lib.MXD_OK else ""
         return Verification(library.ffi.string(digest).decode("ascii"), status == library.lib.MXD_OK, message)
+
+    def bench(self, prompt_tokens: int, tokens: int, repeat: int) -> dict[BenchFormat, str]:
+        """Measure this engine on this machine (mxdraft.h, ``mxd_bench_run``); the results in every format.
+
+        Raises UsageError on a number out of range, CapacityError if context or memory are too small.
+        """
+        library = load()
+        options = library.ffi.new("mxd_bench_options *", (prompt_tokens, tokens, repeat))
+        box = library.ffi.new("mxd_bench **")
+        library.call(library.lib.mxd_bench_run, self._pointer, options, box)
+        try:
+            return {
+                name: _text(functools.partial(library.lib.mxd_bench_text, box[0], number))
+                for number, name in enumerate(_BENCH_FORMATS)
+            }
+        finally:
+            library.lib.mxd_bench_close(box)
 
 
 class Sequence(_Handle):
