@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@
 #endif
 
 enum { HEADER_BYTES = 64, ENTRY_BYTES = 64, SECTION_ALIGN = 65536, MAX_SECTIONS = 64, TENSOR_BYTES = 128 };
-enum { DTYPE_F32 = 1, DTYPE_MXFP4T = 2, DTYPE_MXINT8T = 3 };
+enum { DTYPE_F32 = 1, DTYPE_MXFP4T = 2, DTYPE_MXINT8T = 3, DTYPE_U32 = 4 };
 
 static const uint8_t MAGIC[8] = {0x89, 'M', 'X', 'B', '\r', '\n', 0x1A, '\n'};
 
@@ -25,6 +26,7 @@ typedef struct section {
     char name[32];
     const uint8_t *data;
     size_t len;
+    uint32_t crc;
 } section;
 
 typedef struct tensor {
@@ -103,13 +105,14 @@ static mxd_status read_sections(reader *r) {
                             r->sections[i].name);
         r->sections[i].data = map + offset;
         r->sections[i].len = (size_t)size;
+        r->sections[i].crc = mxd_load_u32(e + 48);
         expected = (offset + size + SECTION_ALIGN - 1) / SECTION_ALIGN * SECTION_ALIGN;
         if (i + 1 == count && offset + size != len)
             return mxd_fail(r->err, MXD_BAD_RANGE, "%s: bytes behind the last section", r->model->path);
     }
     r->section_count = count;
     for (uint32_t i = 0; i < count; i++)
-        if (mxd_crc32(r->sections[i].data, r->sections[i].len) != mxd_load_u32(table + (size_t)i * ENTRY_BYTES + 48))
+        if (mxd_crc32(r->sections[i].data, r->sections[i].len) != r->sections[i].crc)
             return mxd_fail(r->err, MXD_BAD_CHECKSUM, "%s: section '%s' is damaged: copy the file again",
                             r->model->path, r->sections[i].name);
     return MXD_OK;
@@ -150,13 +153,13 @@ static mxd_status read_config(reader *r) {
 /* Bytes that a dtype needs for rows x cols; 0 if the shape is impossible. Shapes stay far below overflow. */
 static uint64_t tensor_bytes(uint32_t dtype, uint64_t rows, uint64_t cols) {
     if (rows < 1 || cols < 1 || rows > 1u << 24 || cols > 1u << 24) return 0;
-    if (dtype == DTYPE_F32) return rows * cols * 4;
+    if (dtype == DTYPE_F32 || dtype == DTYPE_U32) return rows * cols * 4;
     if (cols % MXD_BLOCK) return 0;
     uint64_t blocks = (rows + MXD_TILE_ROWS - 1) / MXD_TILE_ROWS * (cols / MXD_BLOCK);
     return blocks * (dtype == DTYPE_MXFP4T ? MXD_MXFP4_BLOCK_BYTES : MXD_MXINT8_BLOCK_BYTES);
 }
 
-static mxd_status read_tensor_entry(reader *r, const uint8_t *e, uint32_t index) {
+static mxd_status read_tensor_entry(reader *r, const uint8_t *e, uint32_t index, uint32_t last_dtype) {
     const char *path = r->model->path;
     tensor *t = &r->tensors[index];
     if (!valid_name(e, 80, 1)) return mxd_fail(r->err, MXD_BAD_NAME, "%s: tensor %u has an invalid name", path, index);
@@ -167,7 +170,7 @@ static mxd_status read_tensor_entry(reader *r, const uint8_t *e, uint32_t index)
     t->cols = mxd_load_u64(e + 96);
     t->offset = mxd_load_u64(e + 104);
     t->len = mxd_load_u64(e + 112);
-    if (t->dtype < DTYPE_F32 || t->dtype > DTYPE_MXINT8T)
+    if (t->dtype < DTYPE_F32 || t->dtype > last_dtype)
         return mxd_fail(r->err, MXD_BAD_DTYPE, "%s: tensor '%s' has unknown dtype %u", path, t->name, t->dtype);
     if (t->section >= r->section_count)
         return mxd_fail(r->err, MXD_BAD_TENSOR, "%s: tensor '%s' names section %u of %u", path, t->name, t->section,
@@ -195,7 +198,7 @@ static int by_section_and_name(const void *a, const void *b) {
 }
 
 static mxd_status check_scales(const reader *r, const tensor *t) {
-    if (t->dtype == DTYPE_F32) return MXD_OK;
+    if (t->dtype == DTYPE_F32 || t->dtype == DTYPE_U32) return MXD_OK;
     size_t stride = t->dtype == DTYPE_MXFP4T ? MXD_MXFP4_BLOCK_BYTES : MXD_MXINT8_BLOCK_BYTES;
     const uint8_t *p = r->sections[t->section].data + t->offset, *end = p + t->len;
     for (; p < end; p += stride)
@@ -205,17 +208,19 @@ static mxd_status check_scales(const reader *r, const tensor *t) {
     return MXD_OK;
 }
 
-static mxd_status read_tensor_directory(reader *r) {
+/* The directory in section `name` becomes the reader's; last_dtype: the greatest that it may have. */
+static mxd_status read_tensor_directory(reader *r, const char *name, uint32_t last_dtype) {
     const section *s;
-    mxd_status status = need_section(r, "target.tensors", &s);
+    mxd_status status = need_section(r, name, &s);
     if (status) return status;
     if (s->len % TENSOR_BYTES || s->len / TENSOR_BYTES > 1u << 20)
         return mxd_fail(r->err, MXD_BAD_TENSOR, "%s: tensor directory has %zu bytes", r->model->path, s->len);
+    free(r->tensors);
     r->tensor_count = (uint32_t)(s->len / TENSOR_BYTES);
     r->tensors = calloc(r->tensor_count, sizeof *r->tensors);
     if (!r->tensors) return mxd_fail(r->err, MXD_ERR_MEMORY, "out of memory reading the tensor directory");
     for (uint32_t i = 0; i < r->tensor_count; i++)
-        if ((status = read_tensor_entry(r, s->data + (size_t)i * TENSOR_BYTES, i))) return status;
+        if ((status = read_tensor_entry(r, s->data + (size_t)i * TENSOR_BYTES, i, last_dtype))) return status;
 
     qsort(r->tensors, r->tensor_count, sizeof *r->tensors, by_section_and_offset);
     for (uint32_t i = 1; i < r->tensor_count; i++) {
@@ -260,40 +265,48 @@ static mxd_status need_f32(const reader *r, const section *in, const char *name,
     return status;
 }
 
+/* An MXFP4 matrix; plane 0 base, 1 residual. */
+static mxd_status need_matrix(const reader *r, const section *in, const char *name, uint32_t rows, uint32_t cols,
+                              int plane, mxd_matrix *out) {
+    out->rows = rows, out->cols = cols;
+    return need_tensor(r, in, name, DTYPE_MXFP4T, rows, cols, plane ? &out->residual : &out->base);
+}
+
+static mxd_status read_layer(const reader *r, const section *in, uint32_t l, int plane, mxd_layer *layer) {
+    const mxd_config *c = &r->model->config;
+    uint32_t q_dim = c->heads * c->head_dim, kv_dim = c->kv_heads * c->head_dim;
+    const struct {
+        const char *name;
+        mxd_matrix *matrix;
+        uint32_t rows, cols;
+    } matrices[] = {
+        {"self_attn.q_proj", &layer->q, q_dim, c->hidden},  {"self_attn.k_proj", &layer->k, kv_dim, c->hidden},
+        {"self_attn.v_proj", &layer->v, kv_dim, c->hidden}, {"self_attn.o_proj", &layer->o, c->hidden, q_dim},
+        {"mlp.gate_proj", &layer->gate, c->ffn, c->hidden}, {"mlp.up_proj", &layer->up, c->ffn, c->hidden},
+        {"mlp.down_proj", &layer->down, c->hidden, c->ffn},
+    };
+    char name[80];
+    mxd_status status;
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
+        snprintf(name, sizeof name, "model.layers.%u.%s.weight", l, matrices[i].name);
+        status = need_matrix(r, in, name, matrices[i].rows, matrices[i].cols, plane, matrices[i].matrix);
+        if (status) return status;
+    }
+    snprintf(name, sizeof name, "model.layers.%u.input_layernorm.weight", l);
+    if ((status = need_f32(r, in, name, 1, c->hidden, &layer->attention_norm[plane]))) return status;
+    snprintf(name, sizeof name, "model.layers.%u.post_attention_layernorm.weight", l);
+    return need_f32(r, in, name, 1, c->hidden, &layer->ffn_norm[plane]);
+}
+
 /* The tensors of one plane (0 base, 1 residual) go into the layers' matrices and norms. */
 static mxd_status read_plane(reader *r, const section *in, int plane) {
     mxd_model *m = r->model;
-    const mxd_config *c = &m->config;
-    uint32_t q_dim = c->heads * c->head_dim, kv_dim = c->kv_heads * c->head_dim;
-    mxd_status status;
-    char name[80];
-    for (uint32_t l = 0; l < c->layers; l++) {
-        mxd_layer *layer = &m->layers[l];
-        const struct {
-            const char *name;
-            mxd_matrix *matrix;
-            uint32_t rows, cols;
-        } matrices[] = {
-            {"self_attn.q_proj", &layer->q, q_dim, c->hidden}, {"self_attn.k_proj", &layer->k, kv_dim, c->hidden},
-            {"self_attn.v_proj", &layer->v, kv_dim, c->hidden}, {"self_attn.o_proj", &layer->o, c->hidden, q_dim},
-            {"mlp.gate_proj", &layer->gate, c->ffn, c->hidden}, {"mlp.up_proj", &layer->up, c->ffn, c->hidden},
-            {"mlp.down_proj", &layer->down, c->hidden, c->ffn},
-        };
-        for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
-            mxd_matrix *w = matrices[i].matrix;
-            snprintf(name, sizeof name, "model.layers.%u.%s.weight", l, matrices[i].name);
-            status = need_tensor(r, in, name, DTYPE_MXFP4T, matrices[i].rows, matrices[i].cols,
-                                 plane ? &w->residual : &w->base);
-            if (status) return status;
-            w->rows = matrices[i].rows, w->cols = matrices[i].cols;
-        }
-        snprintf(name, sizeof name, "model.layers.%u.input_layernorm.weight", l);
-        if ((status = need_f32(r, in, name, 1, c->hidden, &layer->attention_norm[plane]))) return status;
-        snprintf(name, sizeof name, "model.layers.%u.post_attention_layernorm.weight", l);
-        if ((status = need_f32(r, in, name, 1, c->hidden, &layer->ffn_norm[plane]))) return status;
+    for (uint32_t l = 0; l < m->config.layers; l++) {
+        mxd_status status = read_layer(r, in, l, plane, &m->layers[l]);
+        if (status) return status;
     }
     m->plane_bytes[plane] = in->len;
-    return need_f32(r, in, "model.norm.weight", 1, c->hidden, &m->final_norm[plane]);
+    return need_f32(r, in, "model.norm.weight", 1, m->config.hidden, &m->final_norm[plane]);
 }
 
 static mxd_status read_tensors(reader *r) {
@@ -303,7 +316,7 @@ static mxd_status read_tensors(reader *r) {
     mxd_status status;
     if ((status = need_section(r, "target.shared", &shared))) return status;
     if ((status = need_section(r, "target.base", &base))) return status;
-    if ((status = read_tensor_directory(r))) return status;
+    if ((status = read_tensor_directory(r, "target.tensors", DTYPE_MXINT8T))) return status;
     m->layers = calloc(c->layers, sizeof *m->layers);
     if (!m->layers) return mxd_fail(r->err, MXD_ERR_MEMORY, "out of memory for %u layers", c->layers);
 
@@ -354,7 +367,98 @@ static mxd_status read_golden(reader *r, const section *s) {
     return MXD_OK;
 }
 
-static mxd_status read_text_sections(reader *r) {
+/* ---- the drafter ---- */
+
+/* `used` finite numbers above 0, then zeros. */
+static int read_calibration(const uint8_t *p, uint32_t used, float *out) {
+    int ok = all_zero(p + 4 * used, 4 * (MXD_MAX_DEPTHS - used));
+    memcpy(out, p, sizeof(float) * MXD_MAX_DEPTHS);
+    for (uint32_t i = 0; i < used; i++) ok = ok && isfinite(out[i]) && out[i] > 0;
+    return ok;
+}
+
+static mxd_status read_draft_config(const reader *r, const section *s) {
+    const mxd_config *c = &r->model->config;
+    mxd_draft_model *d = &r->model->drafter;
+    const char *path = r->model->path;
+    if (s->len != 160) return mxd_fail(r->err, MXD_BAD_DRAFT, "%s: draft.config has %zu bytes", path, s->len);
+    if (mxd_load_u32(s->data) != 1)
+        return mxd_fail(r->err, MXD_BAD_DRAFT, "%s: drafter architecture %u, this runtime knows 1", path,
+                        mxd_load_u32(s->data));
+    const uint32_t dimensions[6] = {c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab};
+    static const char *const target[3] = {"target.shared", "target.base", "tokenizer"};
+    int same = 1, belongs = 1;
+    for (int i = 0; i < 6; i++) same = same && mxd_load_u32(s->data + 4 + 4 * i) == dimensions[i];
+    if (!same)
+        return mxd_fail(r->err, MXD_BAD_DRAFT, "%s: the drafter has other dimensions than the target", path);
+    for (int i = 0; i < 3; i++)
+        belongs = belongs && mxd_load_u32(s->data + 56 + 4 * i) == find_section(r, target[i])->crc;
+    if (!belongs)
+        return mxd_fail(r->err, MXD_BAD_DRAFT, "%s: the drafter belongs to another target: pack both together", path);
+
+    d->features = mxd_load_u32(s->data + 28);
+    d->vocab = mxd_load_u32(s->data + 48);
+    d->depths = mxd_load_u32(s->data + 52);
+    int ok = d->features >= 1 && d->features <= MXD_MAX_FEATURES && d->depths >= 1 && d->depths <= MXD_MAX_DEPTHS &&
+             all_zero(s->data + 132, 28);
+    for (uint32_t i = 0; i < MXD_MAX_FEATURES && ok; i++) {
+        uint32_t layer = d->feature_layer[i] = mxd_load_u32(s->data + 32 + 4 * i);
+        ok = i < d->features ? layer >= 1 && layer <= c->layers && (i == 0 || layer > d->feature_layer[i - 1])
+                             : layer == 0;
+    }
+    ok = ok && d->vocab % MXD_TILE_ROWS == 0 && d->vocab >= MXD_TILE_ROWS && d->vocab <= 65536 && d->vocab <= c->vocab &&
+         read_calibration(s->data + 68, d->depths, d->inverse_temperature) &&
+         read_calibration(s->data + 100, d->depths, d->odds);
+    if (!ok) return mxd_fail(r->err, MXD_BAD_DRAFT, "%s: impossible numbers in draft.config", path);
+    return MXD_OK;
+}
+
+static mxd_status read_draft_tensors(const reader *r, const section *in) {
+    mxd_draft_model *d = &r->model->drafter;
+    uint32_t hidden = r->model->config.hidden, vocab = r->model->config.vocab;
+    const uint8_t *ids = NULL;
+    mxd_status status;
+    char name[80];
+    for (uint32_t i = 0; i < r->tensor_count; i++)
+        if (&r->sections[r->tensors[i].section] != in)
+            return mxd_fail(r->err, MXD_BAD_TENSOR, "%s: tensor '%s' of the drafter is not in draft.weights",
+                            r->model->path, r->tensors[i].name);
+    for (uint32_t i = 0; i < d->features; i++) {
+        snprintf(name, sizeof name, "feature_norm.%u.weight", i);
+        if ((status = need_f32(r, in, name, 1, hidden, &d->feature_norm[i]))) return status;
+    }
+    status = need_matrix(r, in, "feature_proj.weight", hidden, d->features * hidden, 0, &d->feature_proj);
+    if (!status) status = need_f32(r, in, "embed_norm.weight", 1, hidden, &d->embed_norm);
+    if (!status) status = need_f32(r, in, "state_norm.weight", 1, hidden, &d->state_norm);
+    if (!status) status = need_matrix(r, in, "input_proj.weight", hidden, 2 * hidden, 0, &d->input_proj);
+    if (!status) status = read_layer(r, in, 0, 0, &d->layer);
+    if (!status) status = need_f32(r, in, "model.norm.weight", 1, hidden, &d->final_norm);
+    if (!status) status = need_tensor(r, in, "draft_ids", DTYPE_U32, 1, d->vocab, &ids);
+    if (status) return status;
+    d->ids = (const uint32_t *)(const void *)ids; /* 64-byte aligned by the format */
+    for (uint32_t i = 0; i < d->vocab; i++)
+        if (d->ids[i] >= vocab || (i > 0 && d->ids[i] <= d->ids[i - 1]))
+            return mxd_fail(r->err, MXD_BAD_DRAFT, "%s: draft_ids do not ascend below the vocabulary of %u",
+                            r->model->path, vocab);
+    d->bytes = in->len;
+    return MXD_OK;
+}
+
+static mxd_status read_drafter(reader *r) {
+    const section *config, *tensors, *weights;
+    if (!find_section(r, "draft.config") && !find_section(r, "draft.tensors") && !find_section(r, "draft.weights"))
+        return MXD_OK;
+    mxd_status status = need_section(r, "draft.config", &config);
+    if (!status) status = need_section(r, "draft.tensors", &tensors);
+    if (!status) status = need_section(r, "draft.weights", &weights);
+    if (!status) status = read_draft_config(r, config);
+    if (!status) status = read_tensor_directory(r, "draft.tensors", DTYPE_U32);
+    if (!status) status = read_draft_tensors(r, weights);
+    return status;
+}
+
+/* Everything behind the target's tensors. */
+static mxd_status read_other_sections(reader *r) {
     mxd_model *m = r->model;
     const section *s;
     mxd_status status;
@@ -373,6 +477,7 @@ static mxd_status read_text_sections(reader *r) {
         m->has_chat = 1;
     }
     if ((s = find_section(r, "golden")) && (status = read_golden(r, s))) return status;
+    if ((status = read_drafter(r))) return status;
     if ((s = find_section(r, "draft.ngrams"))) {
         if ((status = mxd_ngram_table_init(&m->ngrams, s->data, s->len, m->config.vocab, r->err))) return status;
         m->has_ngrams = 1;
@@ -421,7 +526,7 @@ mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err) {
     if (!status) status = read_sections(&r);
     if (!status) status = read_config(&r);
     if (!status) status = read_tensors(&r);
-    if (!status) status = read_text_sections(&r);
+    if (!status) status = read_other_sections(&r);
     free(r.tensors);
     if (status) {
         mxd_model_close(&m);

@@ -25,6 +25,22 @@ typedef struct mxd_config {
     float rms_eps;
 } mxd_config;
 
+enum { MXD_MAX_FEATURES = 4, MXD_MAX_DEPTHS = 8 };
+
+/* A trained drafter (docs/arithmetic.md, "Drafter"): one layer that reads residual streams of the target. */
+typedef struct mxd_draft_model {
+    uint32_t features;                        /* residual streams it reads; 0: the bundle has no drafter */
+    uint32_t feature_layer[MXD_MAX_FEATURES]; /* behind how many layers */
+    uint32_t vocab;                           /* tokens that it can always draft */
+    uint32_t depths;                          /* draft depths with a calibration of their own */
+    float inverse_temperature[MXD_MAX_DEPTHS], odds[MXD_MAX_DEPTHS];
+    const float *feature_norm[MXD_MAX_FEATURES], *embed_norm, *state_norm, *final_norm; /* (hidden) */
+    mxd_matrix feature_proj, input_proj;      /* (hidden, features*hidden), (hidden, 2*hidden) */
+    mxd_layer layer;
+    const uint32_t *ids;                      /* (vocab) ascending */
+    uint64_t bytes;                           /* of its weights */
+} mxd_draft_model;
+
 typedef struct mxd_golden {
     uint32_t prompts, greedy;
     const uint8_t *digest[2]; /* SHA-256 by precision: base, full */
@@ -45,6 +61,7 @@ struct mxd_model {
     mxd_tokenizer tokenizer;
     mxd_chat chat;
     mxd_golden golden;
+    mxd_draft_model drafter;
     mxd_ngram_table ngrams;
 };
 

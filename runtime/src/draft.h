@@ -12,7 +12,9 @@ enum {
     MXD_KIND_CALLER = 0, /* + depth, up to 7 */
     MXD_KIND_COPY = 8,   /* + length of the match - 1, up to 15 */
     MXD_KIND_TABLE = 24, /* + 8 * (order - 1) + eighth of the table's probability; orders 1..2 */
-    MXD_KINDS = 40
+    MXD_KIND_MODEL = 40, /* + sixteenth of the drafter's confidence */
+    MXD_KIND_SECOND = 56, /* its second choice: + eighth of the confidence */
+    MXD_KINDS = 64
 };
 
 /* A tree of tokens that may follow a sequence, parents before children. */
@@ -42,6 +44,8 @@ double mxd_policy_step_cost(const mxd_policy *p, size_t rows);
 /* Estimated probability that a token of this kind is right if its parent is. */
 float mxd_policy_chance(const mxd_policy *p, uint8_t kind);
 void mxd_policy_learn(mxd_policy *p, uint8_t kind, int accepted);
+/* Whether a draft step behind a node of this path may pay, in a step of so many rows. */
+int mxd_policy_deepens(const mxd_policy *p, float path, size_t rows);
 /* Append a node to a proposal and return its index; parent as in mxd_proposal. */
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind);
 /* Cut the proposals of n sequences down to what one step should verify beside `rows` rows that run anyway, at most

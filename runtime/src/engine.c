@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "cpu.h"
+#include "draft_model.h"
 
 enum { ALIGN = 64, DEFAULT_CTX = 2048, MAX_ROWS = 512, MAX_THREADS = 64 };
 
@@ -47,8 +48,14 @@ static size_t layout(mxd_engine *g, char *base) {
     size_t qkv_width = mxd_pad_tile(q_dim) + 2 * mxd_pad_tile((size_t)c->kv_heads * c->head_dim);
     size_t widest = c->ffn > c->hidden ? c->ffn : c->hidden;
     if (q_dim > widest) widest = q_dim;
+    int with_drafter = g->kv_layers > c->layers;
+    size_t head_tile = c->hidden / MXD_BLOCK * MXD_MXINT8_BLOCK_BYTES;
+    if (with_drafter && widest < 2 * (size_t)c->hidden) widest = 2 * (size_t)c->hidden;
+    if (with_drafter && widest < g->model->drafter.features * (size_t)c->hidden)
+        widest = g->model->drafter.features * (size_t)c->hidden;
 
-    g->kv = take(&b, (size_t)g->max_seqs * c->layers * 2 * c->kv_heads * ctx * c->head_dim, sizeof *g->kv);
+    g->kv = take(&b, (size_t)g->max_seqs * g->kv_layers * 2 * c->kv_heads * ctx * c->head_dim, sizeof *g->kv);
+    g->side_kv = take(&b, (size_t)g->side_rows * c->layers * 2 * c->kv_heads * c->head_dim, sizeof *g->side_kv);
     g->plan.kv_cache = b.used;
 
     g->rows = take(&b, rows, sizeof *g->rows);
@@ -73,17 +80,28 @@ static size_t layout(mxd_engine *g, char *base) {
     g->scratch.weights = take(&b, c->vocab, sizeof(float));
     g->scratch.heap = take(&b, c->vocab, sizeof(uint32_t));
     g->scratch.seen = take(&b, c->vocab / 8 + 1, 1);
+    if (with_drafter) {
+        const mxd_draft_model *d = &g->model->drafter;
+        g->features = take(&b, rows * d->features * c->hidden, sizeof(float));
+        g->step_rows = take(&b, rows, sizeof *g->step_rows);
+        g->feature_row = take(&b, rows, sizeof *g->feature_row);
+        g->states = take(&b, rows * c->hidden, sizeof(float));
+        g->draft_head = take(&b, d->vocab / MXD_TILE_ROWS * head_tile, 1);
+        g->draft_logits = take(&b, g->max_seqs * mxd_draft_logits(g), sizeof(float));
+    }
     g->plan.activations = b.used - g->plan.kv_cache;
 
     g->seqs = take(&b, g->max_seqs, sizeof *g->seqs);
     for (uint32_t i = 0; i < g->max_seqs; i++) {
         uint32_t *tokens = take(&b, ctx, sizeof *tokens);
         char *held = take(&b, HELD_BYTES, 1), *text = take(&b, TEXT_BYTES, 1);
-        if (base) {
-            g->seqs[i].tokens = tokens;
-            g->seqs[i].held = held;
-            g->seqs[i].text = text;
+        mxd_seq s = {.tokens = tokens, .held = held, .text = text};
+        if (with_drafter) {
+            s.draft_state = take(&b, c->hidden, sizeof(float));
+            s.draft_ids = take(&b, mxd_draft_logits(g), sizeof *s.draft_ids);
+            s.context_head = take(&b, MXD_CONTEXT_ROWS / MXD_TILE_ROWS * head_tile, 1);
         }
+        if (base) g->seqs[i] = s;
     }
     g->plan.sequences = b.used - g->plan.kv_cache - g->plan.activations;
     g->plan.total = g->plan.weights + b.used;
@@ -125,19 +143,24 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
         return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_max %u is not in 1..%d", o->draft_max, MXD_MAX_DRAFT);
     if (o->draft_min > (o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_min %u is more than draft_max", o->draft_min);
-    if (o->draft == MXD_DRAFT_MODEL)
+    if (o->draft == MXD_DRAFT_MODEL && !m->drafter.features)
         return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no trained drafter", m->path);
 
     g->precision = o->precision == MXD_PRECISION_AUTO ? (int)m->has_residual : o->precision == MXD_PRECISION_FULL;
     g->max_seqs = o->max_seqs;
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
     g->logit_rows = o->max_seqs + MXD_MAX_DRAFT;
-    g->draft = o->draft == MXD_DRAFT_AUTO ? MXD_DRAFT_NGRAM : (mxd_draft)o->draft;
+    g->draft = o->draft == MXD_DRAFT_AUTO && !m->drafter.features ? MXD_DRAFT_NGRAM : (mxd_draft)o->draft;
+    int with_drafter = g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL;
+    g->kv_layers = c->layers + (uint32_t)with_drafter;
+    size_t most_nodes = (size_t)o->max_seqs * MXD_MAX_DRAFT;
+    g->side_rows = g->draft == MXD_DRAFT_OFF ? 0 : (uint32_t)(most_nodes < g->max_rows ? most_nodes : g->max_rows);
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
     g->draft_min = o->draft_min;
     uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
     g->plan = (mxd_plan){
-        .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0),
+        .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0) +
+                   (with_drafter ? m->drafter.bytes : 0),
         .available = mxd_memory_available(m->map_len),
         .ctx = o->ctx ? o->ctx : default_ctx,
         .threads = o->threads ? o->threads : mxd_default_threads(),
@@ -181,6 +204,7 @@ mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, m
         if (arena == MAP_FAILED) status = mxd_fail(err, MXD_ERR_MEMORY, "cannot reserve %zu bytes", bytes);
         else g->arena = arena, layout(g, arena);
     }
+    if (!status && g->features) mxd_draft_model_init(g);
     if (!status) status = mxd_pool_open(g->plan.threads, &g->pool, err);
     if (status) {
         mxd_engine_close(&g);

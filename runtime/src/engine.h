@@ -6,6 +6,7 @@
 
 #include "../kernels/kernels.h"
 #include "bundle.h"
+#include "clock.h"
 #include "draft.h"
 #include "sampler.h"
 #include "threads.h"
@@ -15,10 +16,13 @@ enum { MXD_MAX_SEQS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256 };
 /* What the head computes for a row: its likeliest token, or that and all logits. */
 typedef enum mxd_wants { MXD_WANTS_NOTHING, MXD_WANTS_WINNER, MXD_WANTS_LOGITS } mxd_wants;
 
-/* One row of an engine step: a token at a position of a sequence. */
+/* One row of an engine step: a token at a position of a sequence. In a tree of drafted tokens several rows have the same
+ * position: one of them has its keys and values in the cache, the others, and all below them, beside it. */
 typedef struct mxd_row {
     uint32_t slot, position, token;
     mxd_wants wants;
+    uint32_t beside; /* 0: in the cache; else 1 + its number in side_kv */
+    uint32_t parent; /* of a row beside the cache: the row of the token before */
 } mxd_row;
 
 /* What the head makes of a row that wants something. */
@@ -27,6 +31,15 @@ typedef struct mxd_outcome {
     uint32_t winner; /* the likeliest token, the lowest id among equals */
     float *logits;   /* (vocab padded), or NULL: only the winner was wanted */
 } mxd_outcome;
+
+/* A token that the drafter thinks likely, and how likely. */
+typedef struct mxd_guess {
+    uint32_t token;
+    float chance;
+} mxd_guess;
+
+/* Tokens of the context that the drafter can choose beside its own vocabulary. */
+enum { MXD_CONTEXT_ROWS = 512 };
 
 struct mxd_seq {
     mxd_engine *engine;
@@ -51,6 +64,16 @@ struct mxd_seq {
     void *drafter_arg;
     mxd_proposal proposal; /* for the step under way */
     uint8_t drafted[MXD_MAX_DRAFT + 1]; /* of the last step's output: 1 if it was drafted */
+
+    /* The trained drafter's, if the engine uses it. */
+    size_t draft_done;     /* positions in its cache */
+    float *draft_state;    /* (hidden) behind the newest of them */
+    mxd_guess guesses[2];  /* of the token behind those committed */
+    uint32_t guess_count;
+    uint32_t *draft_ids;   /* (mxd_draft_logits) tokens that it can choose: the draft vocabulary, some of the context */
+    uint8_t *context_head; /* head rows of the latter as tiles */
+    size_t context_read;   /* tokens looked at */
+    uint32_t context_rows, context_next;
 
     mxd_stats stats;
     double expected_tokens, expected_s; /* of the decode steps, by the policy's estimates */
@@ -86,13 +109,16 @@ struct mxd_engine {
     int precision;         /* 0 base, 1 full: the most that the workspaces and the plan have room for */
     int pass;              /* the same of the step under way: index of norms and planes */
     uint32_t max_seqs, max_rows, logit_rows;
-    mxd_draft draft;       /* never AUTO */
+    uint32_t kv_layers;    /* the target's, and behind them the drafter's */
+    mxd_draft draft;       /* AUTO only with a trained drafter */
     uint32_t draft_max, draft_min;
     mxd_policy policy;
 
     char *arena;
     mxd_seq *seqs;         /* (max_seqs) */
-    uint16_t *kv;          /* (max_seqs, layers, 2, kv_heads, ctx, head_dim) f16 */
+    uint16_t *kv;          /* (max_seqs, kv_layers, 2, kv_heads, ctx, head_dim) f16 */
+    uint16_t *side_kv;     /* (side_rows, layers, 2, kv_heads, head_dim) of rows beside the cache */
+    uint32_t side_rows, side_used; /* how many there can be; how many the step under way has */
     mxd_row *rows;         /* (max_rows) of the step under way */
     mxd_outcome *outcomes; /* (max_rows) of the rows that want something, in their order */
     size_t row_count, outcome_count;
@@ -109,6 +135,14 @@ struct mxd_engine {
     mxd_input shared;      /* max_rows rows that the threads prepare together */
     mxd_input *own;        /* (threads) MXD_FEW_ROWS rows each */
     mxd_sampler_scratch scratch;
+
+    /* The trained drafter's; features is NULL without it. */
+    float *features;       /* (max_rows, features, hidden) of the target's last step */
+    uint32_t *step_rows;   /* (max_rows) rows of the target's last step that count */
+    uint32_t *feature_row; /* (max_rows) which of them a row of the drafter reads */
+    float *states;         /* (max_rows, hidden) */
+    uint8_t *draft_head;   /* (draft vocabulary) MXINT8T */
+    float *draft_logits;   /* (max_seqs, mxd_draft_logits) */
     _Atomic uint64_t fault; /* least (layer << 32 | row) with a non-finite value, UINT64_MAX: none */
 };
 
@@ -119,7 +153,7 @@ static inline size_t mxd_pad_tile(size_t n) {
 /* Keys (which = 0) or values (1) of a head of a sequence: (ctx, head_dim). */
 static inline uint16_t *mxd_kv(const mxd_engine *g, uint32_t slot, uint32_t layer, int which, uint32_t head) {
     const mxd_config *c = &g->model->config;
-    size_t index = (((size_t)slot * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
+    size_t index = (((size_t)slot * g->kv_layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
     return g->kv + index * g->plan.ctx * c->head_dim;
 }
 
@@ -127,8 +161,18 @@ static inline uint16_t *mxd_kv(const mxd_engine *g, uint32_t slot, uint32_t laye
 void mxd_seq_commit(mxd_seq *s, uint32_t id);
 mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err);
 
-/* step.c: seconds on a clock that only goes forward. */
-double mxd_now(void);
+/* Where a row keeps its keys (which = 0) or values (1) of a head: (head_dim). */
+static inline uint16_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head) {
+    const mxd_config *c = &g->model->config;
+    if (!row->beside) return mxd_kv(g, row->slot, layer, which, head) + row->position * c->head_dim;
+    size_t index = (((size_t)(row->beside - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
+    return g->side_kv + index * c->head_dim;
+}
+
+/* Logits of the drafter for one row. */
+static inline size_t mxd_draft_logits(const mxd_engine *g) {
+    return g->model->drafter.vocab + MXD_CONTEXT_ROWS;
+}
 
 /* Rows whose logits one step can hand out. */
 static inline size_t mxd_logit_chunk(const mxd_engine *g) {

@@ -16,7 +16,8 @@ static float prior(uint8_t kind) {
         int length = kind - MXD_KIND_COPY + 1;
         return length >= 8 ? 0.9f : 0.1f + 0.1f * (float)length;
     }
-    return ((float)((kind - MXD_KIND_TABLE) % 8) + 0.5f) / 8;
+    if (kind >= MXD_KIND_MODEL && kind < MXD_KIND_SECOND) return ((float)(kind - MXD_KIND_MODEL) + 0.5f) / 16;
+    return ((float)(kind % 8) + 0.5f) / 8; /* bins of eight */
 }
 
 void mxd_policy_init(mxd_policy *p) {
@@ -48,6 +49,12 @@ void mxd_policy_learn(mxd_policy *p, uint8_t kind, int accepted) {
     if (!accepted) return;
     p->kind[kind].accepted += 1;
     p->patience = PATIENCE;
+}
+
+int mxd_policy_deepens(const mxd_policy *p, float path, size_t rows) {
+    const float next = 0.6f; /* a guess of the chance of what is not drafted yet */
+    double cost = p->costs.draft + mxd_policy_step_cost(p, rows + 1) - mxd_policy_step_cost(p, rows);
+    return (double)(path * next) * mxd_policy_step_cost(p, rows) > cost;
 }
 
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind) {

@@ -85,28 +85,34 @@ static void sift_down(const float *w, uint32_t *heap, size_t n, size_t i) {
 /* Exponential race, the same choice as Gumbel-max over the softmax: the candidate with the least noise/weight wins. */
 typedef struct race {
     const mxd_sampling *sampling;
+    const uint32_t *ids; /* of the candidates, ascending where weights are equal; NULL: each its own */
     uint64_t position;
     uint32_t winner;
     double least;
 } race;
 
-static void enter(race *r, uint32_t id, float weight) {
-    double u = uniform(r->sampling->seed, r->position, id);
+static void enter(race *r, uint32_t candidate, float weight) {
+    double u = uniform(r->sampling->seed, r->position, r->ids ? r->ids[candidate] : candidate);
     /* -log u >= 1 - u: whoever cannot win by that bound needs no logarithm. */
     if ((1 - u) > r->least * (double)weight) return;
     double time = -log_canonical(u) / (double)weight;
-    if (time < r->least || (time == r->least && id < r->winner)) r->least = time, r->winner = id;
+    if (time < r->least || (time == r->least && candidate < r->winner)) r->least = time, r->winner = candidate;
 }
 
 uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t vocab,
                     const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch) {
     if (s->repeat_penalty != 1) penalize(s->repeat_penalty, logits, prefix, n, scratch->seen);
+    return mxd_sample_among(kernels, s, logits, vocab, NULL, n, scratch);
+}
+
+uint32_t mxd_sample_among(const mxd_kernels *kernels, const mxd_sampling *s, const float *logits, uint32_t vocab,
+                          const uint32_t *ids, size_t position, const mxd_sampler_scratch *scratch) {
     uint32_t top = argmax(logits, vocab);
     if (s->temperature == 0) return top;
 
     float *w = scratch->weights;
     kernels->exp_weights(logits, vocab, 1.0f / s->temperature, logits[top], w);
-    race r = {.sampling = s, .position = n, .winner = top, .least = HUGE_VAL};
+    race r = {.sampling = s, .ids = ids, .position = position, .winner = top, .least = HUGE_VAL};
     float floor = s->min_p * w[top];
     if (s->top_k == 0 && s->top_p == 1) {
         for (uint32_t id = 0; id < vocab; id++)

@@ -20,6 +20,11 @@ int mxd_is_greedy(const mxd_sampling *sampling);
 uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *sampling, float *logits, uint32_t vocab,
                     const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch);
 
+/* The same among `count` candidates that are the tokens ids[count] (NULL: all tokens), without the penalty; returns the
+ * candidate's number. */
+uint32_t mxd_sample_among(const mxd_kernels *kernels, const mxd_sampling *sampling, const float *logits, uint32_t count,
+                          const uint32_t *ids, size_t position, const mxd_sampler_scratch *scratch);
+
 /* MXD_ERR_ARGUMENT naming the parameter that is out of range. */
 mxd_status mxd_sampling_check(const mxd_sampling *sampling, mxd_error *err);
 

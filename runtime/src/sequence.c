@@ -39,6 +39,8 @@ mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **o
     s->stop = MXD_STOP_NONE;
     s->stats = (mxd_stats){0};
     s->drafter = NULL;
+    s->draft_done = s->context_read = 0;
+    s->guess_count = s->context_rows = s->context_next = 0;
     *out = s;
     return MXD_OK;
 }
@@ -71,6 +73,7 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
     s->prompt_end = s->output_from = s->token_count;
     s->stop = MXD_STOP_NONE;
     s->held_len = s->text_len = 0;
+    s->guess_count = 0;
     s->stats = (mxd_stats){.prompt_tokens = s->token_count - s->done};
     s->expected_tokens = s->expected_s = 0;
     s->prompted_at = mxd_now();
@@ -82,6 +85,8 @@ mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
         return mxd_fail(err, MXD_ERR_ARGUMENT, "cannot truncate %zu tokens to %zu", s->token_count, n);
     s->token_count = n;
     if (s->done > n) s->done = n;
+    if (s->draft_done > s->done) s->draft_done = s->done;
+    s->guess_count = 0;
     s->prompt_end = s->output_from = n;
     s->held_len = s->text_len = 0;
     s->stop = MXD_STOP_NONE;

@@ -1,16 +1,8 @@
 /* Start here: the engine's step. Prompts are read in chunks; a sequence that generates runs its newest token and what
  * was drafted behind it, and keeps what its own choices confirm. */
-#include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-#include "engine.h"
-
-double mxd_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+#include "draft_model.h"
 
 /* One sequence's part of a step: rows first..first+rows of its own tokens, its drafted ones behind them. */
 typedef struct part {
@@ -18,6 +10,7 @@ typedef struct part {
     size_t rows, first;
     size_t outcome; /* of its newest token, if the step reaches it; then those of the drafted ones */
     int reaches_end, decoding;
+    uint32_t accepted, accepted_node[MXD_MAX_DRAFT]; /* drafted tokens that were processed and are now committed */
 } part;
 
 typedef struct step {
@@ -30,6 +23,19 @@ typedef struct step {
 static int runs(const mxd_seq *s) {
     return s->stop == MXD_STOP_NONE && s->token_count > s->done;
 }
+
+#ifdef MXD_DEBUG
+/* Make every use of what a rejected row left in the cache show: NaN in keys and values behind the committed ones. */
+static void poison(const mxd_engine *g, const mxd_seq *s, size_t rows) {
+    const mxd_config *c = &g->model->config;
+    for (size_t position = s->done; position < s->done + rows && position < g->plan.ctx; position++)
+        for (uint32_t l = 0; l < c->layers; l++)
+            for (int which = 0; which < 2; which++)
+                for (uint32_t h = 0; h < c->kv_heads; h++)
+                    for (uint32_t i = 0; i < c->head_dim; i++)
+                        mxd_kv(g, s->slot, l, which, h)[position * c->head_dim + i] = 0x7e00;
+}
+#endif
 
 /* ---- statistics ---- */
 
@@ -67,6 +73,9 @@ static void account(const step *t, const part *p, double seconds) {
 
 /* ---- drafting ---- */
 
+/* A looked-up token this likely is not worth the trained drafter's time. */
+static const float SURE = 0.8f;
+
 /* Most tokens that may be drafted: the one chosen behind them must still fit. */
 static size_t draft_limit(const mxd_engine *g, const mxd_seq *s) {
     size_t most = g->draft_max, room = g->plan.ctx - s->token_count - 1;
@@ -96,10 +105,50 @@ static mxd_status ask_caller(mxd_seq *s, size_t most, mxd_error *err) {
     return status;
 }
 
+static int32_t find_child(const mxd_proposal *d, int32_t parent, uint32_t token) {
+    for (uint32_t i = 0; i < d->count; i++)
+        if (d->parent[i] == parent && d->token[i] == token) return (int32_t)i;
+    return -1;
+}
+
+/* Add a chain to a tree, sharing what both begin with. */
+static void graft(mxd_proposal *tree, const mxd_proposal *chain) {
+    int32_t parent = -1;
+    for (uint32_t i = 0; i < chain->count; i++) {
+        int32_t node = find_child(tree, parent, chain->token[i]);
+        if (node < 0) {
+            if (tree->count == MXD_MAX_DRAFT) return;
+            node = (int32_t)tree->count++;
+            tree->token[node] = chain->token[i];
+            tree->parent[node] = parent;
+            tree->kind[node] = chain->kind[i];
+            tree->path[node] = chain->path[i];
+        }
+        parent = node;
+    }
+}
+
+/* The engine's own drafters, for sequences that may draft up to most[i] tokens: look-up, which costs nothing, and the
+ * trained drafter, unless look-up is sure of itself. */
+static void ask_drafters(mxd_engine *g, mxd_seq *const *seqs, const size_t *most, size_t n, size_t rows) {
+    const mxd_ngram_table *table = g->model->has_ngrams ? &g->model->ngrams : NULL;
+    mxd_proposal found[MXD_MAX_SEQS];
+    size_t left[MXD_MAX_SEQS];
+    for (size_t i = 0; i < n; i++) {
+        found[i].count = 0;
+        if (g->draft != MXD_DRAFT_MODEL)
+            mxd_ngram_propose(table, &g->policy, seqs[i]->tokens, seqs[i]->token_count, most[i], &found[i]);
+        left[i] = found[i].count > 0 && found[i].path[0] > SURE ? 0 : most[i];
+    }
+    if (g->features) mxd_draft_model_propose(g, seqs, left, n, rows);
+    for (size_t i = 0; i < n; i++) graft(&seqs[i]->proposal, &found[i]);
+}
+
 static mxd_status propose(step *t, mxd_error *err) {
     mxd_engine *g = t->g;
     mxd_proposal *proposals[MXD_MAX_SEQS];
-    size_t n = 0, rows = 0, wanted = 0;
+    mxd_seq *drafting[MXD_MAX_SEQS];
+    size_t most[MXD_MAX_SEQS], n = 0, asked = 0, rows = 0, wanted = 0;
     int sampled = 0;
     mxd_status status = MXD_OK;
     double start = mxd_now();
@@ -110,13 +159,13 @@ static mxd_status propose(step *t, mxd_error *err) {
         rows += p->rows;
         wanted += (size_t)p->reaches_end;
         sampled |= !mxd_is_greedy(&s->sampling);
-        size_t most = p->decoding && g->draft != MXD_DRAFT_OFF ? draft_limit(g, s) : 0;
-        if (most == 0) continue;
-        if (s->drafter) status = ask_caller(s, most, err);
-        else mxd_ngram_propose(g->model->has_ngrams ? &g->model->ngrams : NULL, &g->policy, s->tokens, s->token_count,
-                               most, &s->proposal);
+        size_t limit = p->decoding && g->draft != MXD_DRAFT_OFF ? draft_limit(g, s) : 0;
+        if (limit == 0) continue;
+        if (s->drafter) status = ask_caller(s, limit, err);
+        else drafting[asked] = s, most[asked++] = limit;
         proposals[n++] = &s->proposal;
     }
+    if (!status) ask_drafters(g, drafting, most, asked, rows);
     size_t room = g->max_rows - rows;
     if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
     if (n > 0 && !status) mxd_policy_choose(&g->policy, proposals, n, rows, room, g->draft_min);
@@ -143,19 +192,46 @@ static void divide(step *t, mxd_seq *const *seqs, size_t n) {
     }
 }
 
-static void add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t token, mxd_wants wants) {
-    g->rows[g->row_count++] =
-        (mxd_row){.slot = s->slot, .position = (uint32_t)position, .token = token, .wants = wants};
+static mxd_row *add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t token, mxd_wants wants) {
+    mxd_row *row = &g->rows[g->row_count++];
+    *row = (mxd_row){.slot = s->slot, .position = (uint32_t)position, .token = token, .wants = wants};
+    return row;
+}
+
+/* The rows of a sequence's drafted tokens. From each one in the cache, its first successor is in the cache too. */
+static void add_drafted(mxd_engine *g, const mxd_seq *s, size_t newest, mxd_wants wants) {
+    const mxd_proposal *d = &s->proposal;
+    uint32_t continued = 0; /* bit 1 + i: node i has a successor in the cache; bit 0: the newest token has */
+    for (uint32_t k = 0; k < d->count; k++) {
+        size_t parent = newest + (size_t)(d->parent[k] + 1); /* drafted rows follow the newest one */
+        mxd_row *row = add_row(g, s, g->rows[parent].position + 1, d->token[k], wants);
+        if (g->rows[parent].beside || continued >> (d->parent[k] + 1) & 1) {
+            row->beside = ++g->side_used;
+            row->parent = (uint32_t)parent;
+        }
+        continued |= 1u << (d->parent[k] + 1);
+    }
+}
+
+/* Keys and values of accepted tokens beside the cache go to their place. */
+static void move_into_cache(mxd_engine *g, const mxd_row *row) {
+    const mxd_config *c = &g->model->config;
+    mxd_row place = *row;
+    place.beside = 0;
+    for (uint32_t l = 0; l < c->layers; l++)
+        for (int which = 0; which < 2; which++)
+            for (uint32_t h = 0; h < c->kv_heads; h++)
+                memcpy(mxd_row_kv(g, &place, l, which, h), mxd_row_kv(g, row, l, which, h),
+                       c->head_dim * sizeof *g->kv);
 }
 
 static void fill_rows(step *t) {
     mxd_engine *g = t->g;
     size_t outcome = 0;
-    g->row_count = 0;
+    g->row_count = g->side_used = 0;
     for (size_t i = 0; i < t->count; i++) {
         part *p = &t->parts[i];
         const mxd_seq *s = p->seq;
-        const mxd_proposal *d = &s->proposal;
         mxd_wants wants = mxd_is_greedy(&s->sampling) ? MXD_WANTS_WINNER : MXD_WANTS_LOGITS;
         p->first = g->row_count;
         p->outcome = outcome;
@@ -163,24 +239,15 @@ static void fill_rows(step *t) {
             int newest = p->reaches_end && k + 1 == p->rows;
             add_row(g, s, s->done + k, s->tokens[s->done + k], newest ? wants : MXD_WANTS_NOTHING);
         }
-        for (uint32_t k = 0; k < d->count; k++) {
-            size_t above = d->parent[k] < 0 ? s->token_count - 1 : g->rows[p->first + p->rows + (size_t)d->parent[k]].position;
-            add_row(g, s, above + 1, d->token[k], wants);
-        }
-        if (p->reaches_end) outcome += 1 + d->count;
+        add_drafted(g, s, g->row_count - 1, wants);
+        if (p->reaches_end) outcome += 1 + s->proposal.count;
     }
 }
 
 /* ---- choosing ---- */
 
-static int32_t find_child(const mxd_proposal *d, int32_t parent, uint32_t token) {
-    for (uint32_t i = 0; i < d->count; i++)
-        if (d->parent[i] == parent && d->token[i] == token) return (int32_t)i;
-    return -1;
-}
-
 /* Commit what the sequence chooses behind its newest token, and behind each drafted token that was the choice. */
-static void choose(step *t, const part *p) {
+static void choose(step *t, part *p) {
     mxd_engine *g = t->g;
     mxd_seq *s = p->seq;
     const mxd_proposal *d = &s->proposal;
@@ -206,26 +273,47 @@ static void choose(step *t, const part *p) {
         s->stats.accepted++;
         s->stats.accepted_at[bin]++;
         if (s->stop != MXD_STOP_NONE) return; /* the last token stays to be processed, as in plain decoding */
+        p->accepted_node[p->accepted++] = (uint32_t)next;
+        const mxd_row *row = &g->rows[p->first + p->rows + (size_t)next];
+        if (row->beside) move_into_cache(g, row);
         s->done++;
         node = next;
         depth++;
     }
 }
 
-static void finish(step *t, double start) {
+static void choose_all(step *t) {
+    double start = mxd_now();
     for (size_t i = 0; i < t->count; i++) {
         part *p = &t->parts[i];
         mxd_seq *s = p->seq;
-        double before = mxd_now();
         s->done += p->rows;
-        if (p->reaches_end) {
-            int first = s->stats.generated_tokens == 0;
-            choose(t, p);
-            if (first) s->stats.first_token_s = mxd_now() - s->prompted_at;
-        }
-        t->sample_s = mxd_now() - before;
-        account(t, p, mxd_now() - start);
+        if (!p->reaches_end) continue;
+        int first = s->stats.generated_tokens == 0;
+        choose(t, p);
+        if (first) s->stats.first_token_s = mxd_now() - s->prompted_at;
+#ifdef MXD_DEBUG
+        poison(t->g, s, s->proposal.count);
+#endif
     }
+    t->sample_s = mxd_now() - start;
+}
+
+/* The trained drafter reads what the step made of the positions that are now processed. */
+static void follow(step *t) {
+    mxd_seq *seqs[MXD_MAX_SEQS];
+    size_t counts[MXD_MAX_SEQS], used = 0;
+    const uint32_t *rows[MXD_MAX_SEQS];
+    for (size_t i = 0; i < t->count; i++) {
+        const part *p = &t->parts[i];
+        uint32_t *mine = t->g->step_rows + used;
+        for (size_t k = 0; k < p->rows; k++) mine[k] = (uint32_t)(p->first + k);
+        for (uint32_t k = 0; k < p->accepted; k++)
+            mine[p->rows + k] = (uint32_t)(p->first + p->rows) + p->accepted_node[k];
+        seqs[i] = p->seq, rows[i] = mine, counts[i] = p->rows + p->accepted;
+        used += counts[i];
+    }
+    mxd_draft_model_follow(t->g, seqs, rows, counts, t->count);
 }
 
 mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
@@ -260,7 +348,13 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     }
     if (status) return status;
     t.verify_s = mxd_now() - before;
-    finish(&t, start);
+    choose_all(&t);
+    if (g->features) {
+        before = mxd_now();
+        follow(&t);
+        t.draft_s += mxd_now() - before;
+    }
+    for (size_t i = 0; i < t.count; i++) account(&t, &t.parts[i], mxd_now() - start);
     return MXD_OK;
 }
 
@@ -276,7 +370,7 @@ mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logi
     memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
     size_t chunk = mxd_logit_chunk(g);
     for (size_t i = 0; i < n; i += g->row_count) {
-        g->row_count = 0;
+        g->row_count = g->side_used = 0;
         for (size_t k = i; k < n && k < i + chunk; k++) add_row(g, s, s->done + k - i, ids[k], MXD_WANTS_LOGITS);
         if ((status = mxd_forward(g, g->precision, err))) return status;
         for (size_t m = 0; m < g->row_count; m++)

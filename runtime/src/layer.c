@@ -1,0 +1,233 @@
+/* One layer of the transformer for the rows of a step, and the pieces that it is made of. */
+#include "layer.h"
+
+#include <math.h>
+#include <string.h>
+
+void mxd_barrier(const mxd_worker *w) {
+    if (w->threads > 1) mxd_pool_barrier(w->g->pool);
+}
+
+void mxd_my_part(const mxd_worker *w, size_t total, size_t *from, size_t *to) {
+    mxd_split(total, w->threads, w->thread, from, to);
+}
+
+/* ---- inputs of matrix products ---- */
+
+static int is_few(const mxd_worker *w, size_t rows) {
+    return w->threads > 1 && rows <= MXD_FEW_ROWS;
+}
+
+const mxd_input *mxd_input_of(const mxd_worker *w, size_t rows, size_t *from, size_t *to) {
+    if (is_few(w, rows)) {
+        *from = 0, *to = rows;
+        return &w->g->own[w->thread];
+    }
+    mxd_my_part(w, rows, from, to);
+    return &w->g->shared;
+}
+
+mxd_act mxd_act_of(const mxd_worker *w, size_t rows) {
+    mxd_act act = is_few(w, rows) ? w->g->own[w->thread].act : w->g->shared.act;
+    if (!w->g->pass) act.lo = NULL;
+    return act;
+}
+
+void mxd_finish_input(const mxd_worker *w, size_t rows, const float *x, size_t k, size_t from, size_t to) {
+    mxd_act act = mxd_act_of(w, rows);
+    size_t block = from * (k / MXD_BLOCK);
+    mxd_act out = {.q = act.q + from * k,
+                   .lo = act.lo ? act.lo + from * k : NULL,
+                   .s = act.s + block,
+                   .sum = act.sum + block};
+    w->g->kernels.quantize(x + from * k, k, to - from, k, &out);
+    if (!is_few(w, rows)) mxd_barrier(w);
+}
+
+void mxd_multiply(const mxd_worker *w, size_t rows, const mxd_product *products, size_t count) {
+    const mxd_engine *g = w->g;
+    mxd_act act = mxd_act_of(w, rows);
+    size_t total = 0, from, to, first = 0;
+    for (size_t i = 0; i < count; i++) total += mxd_pad_tile(products[i].w->rows) / MXD_TILE_ROWS;
+    mxd_my_part(w, total, &from, &to);
+    for (size_t i = 0; i < count; i++) {
+        const mxd_product *p = &products[i];
+        size_t tiles = mxd_pad_tile(p->w->rows) / MXD_TILE_ROWS, nblocks = p->w->cols / MXD_BLOCK;
+        size_t t0 = from > first ? from - first : 0, t1 = to > first ? to - first : 0;
+        if (t1 > tiles) t1 = tiles;
+        first += tiles;
+        if (t0 >= t1) continue;
+        size_t offset = t0 * nblocks * MXD_MXFP4_BLOCK_BYTES;
+        const uint8_t *residual = g->pass ? p->w->residual + offset : NULL;
+        g->kernels.matmul_mxfp4(p->w->base + offset, residual, nblocks, t1 - t0, &act, rows, p->y + t0 * MXD_TILE_ROWS,
+                                p->ldy);
+    }
+}
+
+/* The product with one matrix whose output is added to the residual stream. */
+static void multiply_add(const mxd_worker *w, const mxd_matrix *matrix) {
+    mxd_engine *g = w->g;
+    size_t hidden = matrix->rows, from, to;
+    mxd_multiply(w, g->row_count, &(mxd_product){matrix, g->projected, hidden}, 1);
+    mxd_my_part(w, hidden / MXD_TILE_ROWS, &from, &to);
+    for (size_t m = 0; m < g->row_count; m++) {
+        size_t at = m * hidden + from * MXD_TILE_ROWS;
+        g->kernels.add(g->x + at, g->projected + at, (to - from) * MXD_TILE_ROWS);
+    }
+}
+
+static void record_fault(mxd_engine *g, uint64_t layer, uint64_t row) {
+    uint64_t key = layer << 32 | row, seen = atomic_load(&g->fault);
+    while (key < seen && !atomic_compare_exchange_weak(&g->fault, &seen, key)) {
+    }
+}
+
+void mxd_normalize(const mxd_worker *w, size_t rows, const mxd_outcome *outcomes, const float *weight,
+                   uint32_t layer) {
+    mxd_engine *g = w->g;
+    const mxd_config *c = &g->model->config;
+    size_t from, to;
+    float *normed = mxd_input_of(w, rows, &from, &to)->rows;
+    for (size_t i = from; i < to; i++) {
+        size_t m = outcomes ? outcomes[i].row : i;
+        float ss = g->kernels.rmsnorm(g->x + m * c->hidden, weight, c->hidden, c->rms_eps, normed + i * c->hidden);
+        if (!isfinite(ss)) record_fault(g, layer, m);
+    }
+    mxd_finish_input(w, rows, normed, c->hidden, from, to);
+}
+
+/* ---- the layer ---- */
+
+void mxd_embed(const mxd_model *m, uint32_t token, float *out) {
+    const mxd_matrix *w = &m->embedding;
+    size_t nblocks = w->cols / MXD_BLOCK;
+    uint32_t lane = token % MXD_TILE_ROWS;
+    const uint8_t *tile = w->base + token / MXD_TILE_ROWS * nblocks * MXD_MXINT8_BLOCK_BYTES;
+    for (size_t k = 0; k < w->cols; k++) { /* gathered from the tile order */
+        const uint8_t *block = tile + k / MXD_BLOCK * MXD_MXINT8_BLOCK_BYTES;
+        size_t column = k % MXD_BLOCK;
+        int8_t q = (int8_t)block[MXD_TILE_ROWS + 64 * (column / 4) + 4 * lane + column % 4];
+        out[k] = ldexpf((float)q, block[lane] - 127 - 6);
+    }
+}
+
+typedef struct qkv_layout {
+    size_t k_at, v_at, width; /* q starts at 0 */
+} qkv_layout;
+
+static qkv_layout layout_qkv(const mxd_config *c) {
+    size_t q = mxd_pad_tile((size_t)c->heads * c->head_dim), kv = mxd_pad_tile((size_t)c->kv_heads * c->head_dim);
+    return (qkv_layout){q, q + kv, q + 2 * kv};
+}
+
+static void rotate(const mxd_engine *g, float *head, size_t position) {
+    size_t half = g->model->config.head_dim / 2;
+    g->kernels.rope(head, g->model->rope_cos + position * half, g->model->rope_sin + position * half, 2 * half);
+}
+
+/* Rotate the keys, and put keys and values into the cache. */
+static void store_keys_values(const mxd_worker *w, uint32_t layer) {
+    const mxd_engine *g = w->g;
+    const mxd_config *c = &g->model->config;
+    qkv_layout at = layout_qkv(c);
+    size_t d = c->head_dim, from, to;
+    mxd_my_part(w, g->row_count * c->kv_heads, &from, &to);
+    for (size_t unit = from; unit < to; unit++) {
+        const mxd_row *row = &g->rows[unit / c->kv_heads];
+        uint32_t h = (uint32_t)(unit % c->kv_heads);
+        float *k = g->qkv + unit / c->kv_heads * at.width + at.k_at + h * d, *v = k - at.k_at + at.v_at;
+        rotate(g, k, row->position);
+        g->kernels.to_f16(k, d, mxd_row_kv(g, row, layer, 0, h));
+        g->kernels.to_f16(v, d, mxd_row_kv(g, row, layer, 1, h));
+    }
+}
+
+/* Rotate a query head of a row and attend over the cache up to the row's position. */
+static void attend_head(const mxd_worker *w, uint32_t layer, size_t m, uint32_t h) {
+    const mxd_engine *g = w->g;
+    const mxd_config *c = &g->model->config;
+    const mxd_row *row = &g->rows[m];
+    uint32_t kv_head = h / (c->heads / c->kv_heads);
+    size_t d = c->head_dim;
+    float *q = g->qkv + m * layout_qkv(c).width + h * d;
+    rotate(g, q, row->position);
+    g->kernels.attention(q, mxd_kv(g, row->slot, layer, 0, kv_head), mxd_kv(g, row->slot, layer, 1, kv_head),
+                         row->position + 1, d, 1.0f / sqrtf((float)d), g->scores + (size_t)w->thread * g->plan.ctx,
+                         g->mixed + (m * c->heads + h) * d);
+}
+
+/* All query heads that share a KV head of a row beside the cache. What lies beside goes into its place while they attend;
+ * no other thread reads this head meanwhile. */
+static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_t kv_head) {
+    const mxd_engine *g = w->g;
+    const mxd_config *c = &g->model->config;
+    uint32_t group = c->heads / c->kv_heads;
+    size_t d = c->head_dim, bytes = d * sizeof(uint16_t), count = 0;
+    uint16_t saved[MXD_MAX_DRAFT][2][256]; /* head_dim <= 256 */
+    for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
+        for (int which = 0; which < 2; which++) {
+            uint16_t *place = mxd_kv(g, row->slot, layer, which, kv_head) + row->position * d;
+            memcpy(saved[count][which], place, bytes);
+            memcpy(place, mxd_row_kv(g, row, layer, which, kv_head), bytes);
+        }
+    for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; h++) attend_head(w, layer, m, h);
+    count = 0;
+    for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
+        for (int which = 0; which < 2; which++)
+            memcpy(mxd_kv(g, row->slot, layer, which, kv_head) + row->position * d, saved[count][which], bytes);
+}
+
+/* One query head of one row at a time; those beside the cache behind the others, one KV head at a time. */
+static void attend(const mxd_worker *w, uint32_t layer) {
+    const mxd_engine *g = w->g;
+    const mxd_config *c = &g->model->config;
+    size_t from, to;
+    mxd_my_part(w, g->row_count * c->heads, &from, &to);
+    for (size_t unit = from; unit < to; unit++)
+        if (!g->rows[unit / c->heads].beside) attend_head(w, layer, unit / c->heads, (uint32_t)(unit % c->heads));
+    if (!g->side_used) return;
+    mxd_barrier(w);
+    mxd_my_part(w, c->kv_heads, &from, &to);
+    for (size_t kv_head = from; kv_head < to; kv_head++)
+        for (size_t m = 0; m < g->row_count; m++)
+            if (g->rows[m].beside) attend_beside(w, layer, m, (uint32_t)kv_head);
+}
+
+static void feed_forward_input(const mxd_worker *w) {
+    mxd_engine *g = w->g;
+    size_t f = g->model->config.ffn, from, to;
+    float *gated = mxd_input_of(w, g->row_count, &from, &to)->rows;
+    for (size_t m = from; m < to; m++)
+        g->kernels.silu_mul(g->gate_up + m * 2 * f, g->gate_up + m * 2 * f + f, f, gated + m * f);
+    mxd_finish_input(w, g->row_count, gated, f, from, to);
+}
+
+void mxd_run_layer(const mxd_worker *w, const mxd_layer *layer, uint32_t l) {
+    mxd_engine *g = w->g;
+    const mxd_config *c = &g->model->config;
+    qkv_layout at = layout_qkv(c);
+    size_t rows = g->row_count, f = c->ffn, from, to;
+
+    mxd_normalize(w, rows, NULL, layer->attention_norm[g->pass], l);
+    const mxd_product qkv[] = {{&layer->q, g->qkv, at.width},
+                           {&layer->k, g->qkv + at.k_at, at.width},
+                           {&layer->v, g->qkv + at.v_at, at.width}};
+    mxd_multiply(w, rows, qkv, 3);
+    mxd_barrier(w);
+    store_keys_values(w, l);
+    mxd_barrier(w);
+    attend(w, l);
+    mxd_barrier(w);
+    mxd_input_of(w, rows, &from, &to);
+    mxd_finish_input(w, rows, g->mixed, (size_t)c->heads * c->head_dim, from, to);
+    multiply_add(w, &layer->o);
+    mxd_barrier(w);
+
+    mxd_normalize(w, rows, NULL, layer->ffn_norm[g->pass], l);
+    const mxd_product gate_up[] = {{&layer->gate, g->gate_up, 2 * f}, {&layer->up, g->gate_up + f, 2 * f}};
+    mxd_multiply(w, rows, gate_up, 2);
+    mxd_barrier(w);
+    feed_forward_input(w);
+    multiply_add(w, &layer->down);
+    mxd_barrier(w);
+}
