@@ -149,12 +149,12 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     g->precision = o->precision == MXD_PRECISION_AUTO ? (int)m->has_residual : o->precision == MXD_PRECISION_FULL;
     g->max_seqs = o->max_seqs;
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
-    g->logit_rows = o->max_seqs + MXD_MAX_DRAFT;
+    uint32_t most_rows = o->max_seqs * (1 + MXD_MAX_DRAFT);
+    g->logit_rows = most_rows < g->max_rows ? most_rows : g->max_rows;
     g->draft = o->draft == MXD_DRAFT_AUTO && !m->drafter.features ? MXD_DRAFT_NGRAM : (mxd_draft)o->draft;
     int with_drafter = g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL;
     g->kv_layers = c->layers + (uint32_t)with_drafter;
-    size_t most_nodes = (size_t)o->max_seqs * MXD_MAX_DRAFT;
-    g->side_rows = g->draft == MXD_DRAFT_OFF ? 0 : (uint32_t)(most_nodes < g->max_rows ? most_nodes : g->max_rows);
+    g->side_rows = g->draft == MXD_DRAFT_OFF ? 0 : g->logit_rows;
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
     g->draft_min = o->draft_min;
     uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
