@@ -90,17 +90,19 @@ static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t c
     return best;
 }
 
-/* Keep the marked nodes; parents of marked nodes are marked. */
+/* Keep the marked nodes whose parents are kept. */
 static void compact(mxd_proposal *d, uint32_t marked) {
     int32_t place[MXD_MAX_DRAFT];
     uint32_t kept = 0;
     for (uint32_t i = 0; i < d->count; i++) {
-        if (!(marked >> i & 1)) continue;
+        int32_t parent = d->parent[i] < 0 ? -1 : place[d->parent[i]];
+        place[i] = -2; /* not kept */
+        if (!(marked >> i & 1) || parent == -2) continue;
         place[i] = (int32_t)kept;
         d->token[kept] = d->token[i];
         d->kind[kept] = d->kind[i];
         d->path[kept] = d->path[i];
-        d->parent[kept++] = d->parent[i] < 0 ? -1 : place[d->parent[i]];
+        d->parent[kept++] = parent;
     }
     d->count = kept;
 }

@@ -122,8 +122,9 @@ static void graft(mxd_proposal *tree, const mxd_proposal *chain) {
             tree->token[node] = chain->token[i];
             tree->parent[node] = parent;
             tree->kind[node] = chain->kind[i];
-            tree->path[node] = chain->path[i];
+            tree->path[node] = 0;
         }
+        if (tree->path[node] < chain->path[i]) tree->path[node] = chain->path[i];
         parent = node;
     }
 }
