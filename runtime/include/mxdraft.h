@@ -171,10 +171,11 @@ typedef struct mxd_stats {
     uint64_t peak_rss_bytes;
 } mxd_stats;
 
-/* Seconds that a step takes by its number of rows, [1]..[16], and one step of the trained drafter (0: none). */
+/* Seconds that a step takes by its number of rows, [1]..[16]; one step of the trained drafter (0: none); at full
+ * precision, a step of one row at base precision (0: not known). */
 typedef struct mxd_costs {
     double step[17];
-    double draft;
+    double draft, base;
 } mxd_costs;
 
 /* A drafter of the caller's: write up to `most` tokens that may follow ids[n], return how many. parent[i] comes as

@@ -14,7 +14,8 @@ enum {
     MXD_KIND_TABLE = 24, /* + 8 * (order - 1) + eighth of the table's probability; orders 1..2 */
     MXD_KIND_MODEL = 40, /* + sixteenth of the drafter's confidence */
     MXD_KIND_SECOND = 56, /* its second choice: + eighth of the confidence */
-    MXD_KINDS = 64
+    MXD_KIND_BASE = 64,  /* base precision for full: + depth, up to 7 */
+    MXD_KINDS = 72
 };
 
 /* A tree of tokens that may follow a sequence, parents before children. */
@@ -46,6 +47,9 @@ float mxd_policy_chance(const mxd_policy *p, uint8_t kind);
 void mxd_policy_learn(mxd_policy *p, uint8_t kind, int accepted);
 /* Whether a draft step behind a node of this path may pay, in a step of so many rows. */
 int mxd_policy_deepens(const mxd_policy *p, float path, size_t rows);
+/* How many tokens base precision should draft for full precision, up to `most`: 0 if the proposal as it is yields more
+ * tokens a second. */
+uint32_t mxd_policy_base_length(const mxd_policy *p, const mxd_proposal *d, size_t most);
 /* Append a node to a proposal and return its index; parent as in mxd_proposal. */
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind);
 /* Cut the proposals of n sequences down to what one step should verify beside `rows` rows that run anyway, at most

@@ -133,8 +133,10 @@ static void states_job(void *arg, uint32_t thread) {
 }
 
 static void run_pass(mxd_engine *g, void (*job)(void *, uint32_t)) {
+    const mxd_draft_model *d = &g->model->drafter;
     g->pass = 0;
     mxd_pool_run(g->pool, job, g);
+    g->draft_bytes += d->bytes + (g->outcome_count ? d->vocab / MXD_TILE_ROWS * tile_bytes(g) : 0);
 }
 
 /* ---- guesses ---- */

@@ -151,8 +151,8 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
     uint32_t most_rows = o->max_seqs * (1 + MXD_MAX_DRAFT);
     g->logit_rows = most_rows < g->max_rows ? most_rows : g->max_rows;
-    g->draft = o->draft == MXD_DRAFT_AUTO && !m->drafter.features ? MXD_DRAFT_NGRAM : (mxd_draft)o->draft;
-    int with_drafter = g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL;
+    g->draft = (mxd_draft)o->draft;
+    int with_drafter = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
     g->kv_layers = c->layers + (uint32_t)with_drafter;
     g->side_rows = g->draft == MXD_DRAFT_OFF ? 0 : g->logit_rows;
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;

@@ -110,9 +110,10 @@ struct mxd_engine {
     int pass;              /* the same of the step under way: index of norms and planes */
     uint32_t max_seqs, max_rows, logit_rows;
     uint32_t kv_layers;    /* the target's, and behind them the drafter's */
-    mxd_draft draft;       /* AUTO only with a trained drafter */
+    mxd_draft draft;
     uint32_t draft_max, draft_min;
     mxd_policy policy;
+    uint64_t draft_bytes;  /* that drafting read for the step under way */
 
     char *arena;
     mxd_seq *seqs;         /* (max_seqs) */
@@ -148,6 +149,13 @@ struct mxd_engine {
 
 static inline size_t mxd_pad_tile(size_t n) {
     return (n + MXD_TILE_ROWS - 1) / MXD_TILE_ROWS * MXD_TILE_ROWS;
+}
+
+/* Bytes of weights that one step of the target reads at a precision, whatever its rows. */
+static inline uint64_t mxd_weight_bytes(const mxd_engine *g, int precision) {
+    const mxd_matrix *head = &g->model->head;
+    return g->model->plane_bytes[0] + (precision ? g->model->plane_bytes[1] : 0) +
+           mxd_pad_tile(head->rows) / MXD_TILE_ROWS * (head->cols / MXD_BLOCK) * MXD_MXINT8_BLOCK_BYTES;
 }
 
 /* Keys (which = 0) or values (1) of a head of a sequence: (ctx, head_dim). */

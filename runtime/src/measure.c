@@ -25,13 +25,13 @@ void mxd_engine_set_costs(mxd_engine *g, const mxd_costs *costs) {
 }
 
 /* Seconds of one step of `rows` rows behind a short context; what they compute is of no matter. */
-static mxd_status time_step(mxd_engine *g, uint32_t rows, double *seconds, mxd_error *err) {
+static mxd_status time_step(mxd_engine *g, uint32_t rows, int precision, double *seconds, mxd_error *err) {
     uint32_t from = g->plan.ctx > 96 ? 64 : 0;
     g->row_count = g->side_used = 0;
     for (uint32_t k = 0; k < rows; k++)
         g->rows[g->row_count++] = (mxd_row){.position = from + k, .wants = MXD_WANTS_WINNER};
     double start = mxd_now();
-    mxd_status status = mxd_forward(g, g->precision, err);
+    mxd_status status = mxd_forward(g, precision, err);
     *seconds = mxd_now() - start;
     return status;
 }
@@ -41,14 +41,15 @@ static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
         for (int i = 0; i < MEASURED && WIDTHS[i] <= g->max_rows && WIDTHS[i] < g->plan.ctx; i++) {
             double seconds, *least = &out->step[WIDTHS[i]];
-            mxd_status status = time_step(g, WIDTHS[i], &seconds, err);
+            mxd_status status = time_step(g, WIDTHS[i], g->precision, &seconds, err);
             if (status) return status;
             if (round == 0 || (round > 0 && seconds < *least)) *least = seconds;
         }
-    }
-    for (int round = 0; g->features && round < REPEAT; round++) {
-        double seconds = mxd_draft_model_time(g);
-        if (round == 0 || seconds < out->draft) out->draft = seconds;
+        double draft = g->features ? mxd_draft_model_time(g) : 0, base = 0;
+        mxd_status status = g->precision ? time_step(g, 1, 0, &base, err) : MXD_OK;
+        if (status) return status;
+        if (round <= 0 || draft < out->draft) out->draft = draft;
+        if (round <= 0 || base < out->base) out->base = base;
     }
     /* Fill in the widths between; more rows never cost less. */
     uint32_t last = 1;
@@ -77,9 +78,9 @@ static void describe(const mxd_engine *g, char *out, size_t cap) {
         fclose(f);
     }
     const mxd_config *c = &g->model->config;
-    snprintf(out, cap, "mxdraft %s %s %s %s threads %u precision %d model %u %u %u %u %" PRIu64 " %s", mxd_version(),
+    snprintf(out, cap, "mxdraft %s %s %s %s threads %u precision %d drafter %d model %u %u %u %u %" PRIu64 " %s", mxd_version(),
              g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention, g->plan.threads,
-             g->precision, c->hidden, c->layers, c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
+             g->precision, g->features != NULL, c->hidden, c->layers, c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
 
 static void costs_path(const mxd_engine *g, const char *directory, char *out, size_t cap) {
@@ -98,7 +99,7 @@ static void costs_path(const mxd_engine *g, const char *directory, char *out, si
 static int plausible(const mxd_costs *c) {
     for (int r = 1; r <= 16; r++)
         if (!(c->step[r] > 0 && c->step[r] < 3600) || (r > 1 && c->step[r] < c->step[r - 1])) return 0;
-    return c->draft >= 0 && c->draft < 3600;
+    return c->draft >= 0 && c->draft < 3600 && c->base >= 0 && c->base < 3600;
 }
 
 /* A line of numbers in microseconds. Returns whether all were there and make sense. */
@@ -107,8 +108,8 @@ static int read_costs(const char *path, mxd_costs *out) {
     if (!f) return 0;
     int ok = 1;
     for (int r = 1; r <= 16 && ok; r++) ok = fscanf(f, "%lf", &out->step[r]) == 1, out->step[r] *= 1e-6;
-    ok = ok && fscanf(f, "%lf", &out->draft) == 1;
-    out->draft *= 1e-6;
+    ok = ok && fscanf(f, "%lf %lf", &out->draft, &out->base) == 2;
+    out->draft *= 1e-6, out->base *= 1e-6;
     fclose(f);
     return ok && plausible(out);
 }
@@ -120,7 +121,7 @@ static void write_costs(const char *path, const mxd_costs *c) {
     FILE *f = fopen(temporary, "wxe");
     if (!f) return;
     for (int r = 1; r <= 16; r++) fprintf(f, "%.3f ", c->step[r] * 1e6);
-    fprintf(f, "%.3f\n", c->draft * 1e6);
+    fprintf(f, "%.3f %.3f\n", c->draft * 1e6, c->base * 1e6);
     int failed = fflush(f) || fsync(fileno(f));
     failed |= fclose(f);
     if (failed || rename(temporary, path)) unlink(temporary);

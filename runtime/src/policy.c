@@ -16,6 +16,7 @@ static float prior(uint8_t kind) {
         int length = kind - MXD_KIND_COPY + 1;
         return length >= 8 ? 0.9f : 0.1f + 0.1f * (float)length;
     }
+    if (kind >= MXD_KIND_BASE) return 0.75f;
     if (kind >= MXD_KIND_MODEL && kind < MXD_KIND_SECOND) return ((float)(kind - MXD_KIND_MODEL) + 0.5f) / 16;
     return ((float)(kind % 8) + 0.5f) / 8; /* bins of eight */
 }
@@ -86,6 +87,25 @@ static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t c
         tokens += (double)ranked[i].path;
         double rate = tokens / mxd_policy_step_cost(p, rows + i + 1);
         if (rate > best_rate) best_rate = rate, best = i + 1;
+    }
+    return best;
+}
+
+uint32_t mxd_policy_base_length(const mxd_policy *p, const mxd_proposal *d, size_t most) {
+    if (p->costs.base <= 0) return 0; /* not known */
+    candidate ranked[MXD_MAX_DRAFT];
+    double plain = 1;
+    for (uint32_t i = 0; i < d->count; i++) ranked[i] = (candidate){d->path[i], 0, (uint16_t)i};
+    qsort(ranked, d->count, sizeof *ranked, by_path);
+    size_t rows = best_prefix(p, ranked, d->count, 1, 1);
+    for (size_t i = 0; i < rows; i++) plain += (double)ranked[i].path;
+    double best_rate = plain / mxd_policy_step_cost(p, 1 + rows), tokens = 1, path = 1;
+    uint32_t best = 0;
+    for (uint32_t k = 1; k <= most; k++) {
+        path *= (double)mxd_policy_chance(p, (uint8_t)(MXD_KIND_BASE + (k <= 7 ? k - 1 : 7)));
+        tokens += path;
+        double rate = tokens / (k * p->costs.base + mxd_policy_step_cost(p, 1 + k));
+        if (rate > best_rate) best_rate = rate, best = k;
     }
     return best;
 }

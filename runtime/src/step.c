@@ -2,6 +2,7 @@
  * was drafted behind it, and keeps what its own choices confirm. */
 #include <string.h>
 
+#include "draft_base.h"
 #include "draft_model.h"
 
 /* One sequence's part of a step: rows first..first+rows of its own tokens, its drafted ones behind them. */
@@ -45,13 +46,6 @@ static uint64_t kv_bytes(const mxd_engine *g, size_t positions) {
     return (uint64_t)positions * c->layers * 2 * c->kv_heads * c->head_dim * sizeof *g->kv;
 }
 
-/* Bytes of weights that one step reads, whatever its rows. */
-static uint64_t weight_bytes(const mxd_engine *g) {
-    const mxd_matrix *head = &g->model->head;
-    return g->model->plane_bytes[0] + (g->precision ? g->model->plane_bytes[1] : 0) +
-           mxd_pad_tile(head->rows) / MXD_TILE_ROWS * (head->cols / MXD_BLOCK) * MXD_MXINT8_BLOCK_BYTES;
-}
-
 /* A decode step is one whose tokens were all chosen here; the others are prefill. */
 static void account(const step *t, const part *p, double seconds) {
     mxd_seq *s = p->seq;
@@ -65,7 +59,8 @@ static void account(const step *t, const part *p, double seconds) {
     stats->draft_s += t->draft_s;
     stats->verify_s += t->verify_s;
     stats->sample_s += t->sample_s;
-    stats->bytes_read += weight_bytes(s->engine) + kv_bytes(s->engine, s->done);
+    const mxd_engine *g = s->engine;
+    stats->bytes_read += mxd_weight_bytes(g, g->precision) + kv_bytes(g, s->done) + g->draft_bytes;
     s->expected_tokens += 1;
     for (uint32_t i = 0; i < s->proposal.count; i++) s->expected_tokens += (double)s->proposal.path[i];
     s->expected_s += mxd_policy_step_cost(&s->engine->policy, s->engine->row_count) / (double)t->count;
@@ -143,6 +138,7 @@ static void ask_drafters(mxd_engine *g, mxd_seq *const *seqs, const size_t *most
     }
     if (g->features) mxd_draft_model_propose(g, seqs, left, n, rows);
     for (size_t i = 0; i < n; i++) graft(&seqs[i]->proposal, &found[i]);
+    if (g->precision && n == 1 && g->draft == MXD_DRAFT_AUTO) mxd_draft_base(g, seqs[0], most[0]);
 }
 
 static mxd_status propose(step *t, mxd_error *err) {
@@ -327,6 +323,7 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     }
     step t = {.g = g};
     double start = mxd_now();
+    g->draft_bytes = 0;
     divide(&t, seqs, n);
     if (t.count == 0) {
         for (size_t i = 0; i < n; i++) /* else a loop until the stop would never end */
