@@ -1,26 +1,33 @@
-"""evaluate: how good a bundle is, measured against the weights it was made of."""
+"""evaluate: how good a bundle is, and what drafting buys."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Unpack, get_args
 
 import click
 
-from mxdraft.cli._options import model_option, whole
+from mxdraft.cli._options import (
+    EngineOptions,
+    engine_options,
+    limit_option,
+    model_option,
+    real,
+    whole,
+)
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.runtime.engine import Precision
+from mxdraft.runtime.engine import Draft, Precision
 
 _path = click.Path(path_type=Path)
 
 
 @click.group()
 def evaluate() -> None:
-    """Measure a bundle against the weights it was made of."""
+    """Measure a bundle: against the weights it was made of, and drafting against plain decoding."""
 
 
 @evaluate.command(
@@ -93,3 +100,71 @@ def quality(
     if json_path:
         with replacing(json_path) as file:
             file.write(json.dumps({"results": results, "ctx": ctx, "bundle": bundle}, indent=1).encode())
+
+
+@evaluate.command(
+    epilog="Example: mxdraft evaluate speculation -m build/smollm2-135m.mxb --prompts prompts.jsonl "
+    "--task chat --draft off --draft ngram --draft auto -n 128"
+)
+@model_option
+@click.option("--prompts", type=_path, required=True, help="JSON lines with 'turns' and 'task'.")
+@click.option("--task", "tasks", multiple=True, help="Only prompts of this task; repeatable.")
+@click.option("--count", type=whole(1, 1 << 16), default="20", help="Prompts of each task.")
+@click.option(
+    "--draft", "drafts", multiple=True, default=("off", "auto"), help="Drafters to compare; repeatable."
+)
+@limit_option("128", 2)
+@engine_options
+@click.option("--temp", type=real(0, 100), default="0", help="Temperature; 0 = greedy.")
+@click.option("--json", "json_path", type=_path, help="Write the results to this file.")
+def speculation(
+    bundle: str,
+    prompts: Path,
+    tasks: tuple[str, ...],
+    count: int,
+    drafts: tuple[Draft, ...],
+    limit: int,
+    temp: float,
+    json_path: Path | None,
+    **options: Unpack[EngineOptions],
+) -> None:
+    """Speed of each drafter beside the first one, prompt by prompt in turns; all must write the same text."""
+    from mxdraft.speculation import compare, read_prompts, report
+
+    for draft in drafts:
+        if draft not in get_args(Draft):
+            raise UsageError(f"--draft: '{draft}': expected one of {', '.join(get_args(Draft))}")
+    chosen = read_prompts(prompts, tasks, count)
+    Interrupt()
+    runs = []
+    with Model(bundle) as model:
+        engines = {draft: Engine(model, **options, draft=draft) for draft in dict.fromkeys(drafts)}
+        plan = engines[drafts[0]].plan
+        for draft, engine in engines.items():
+            if draft != "off":
+                engine.measure_costs()
+        for run in compare(model, engines, chosen, limit, temperature=temp):
+            runs.append(run)
+            speeds = ", ".join(f"{draft} {run.speed(draft):.1f}" for draft in engines)
+            note(f"{len(runs)}/{len(chosen)} {run.prompt.task}: {run.tokens} tokens, tok/s: {speeds}")
+    if not runs:
+        raise RefusedError(f"{prompts}: no prompt made more than one token")
+    results = report(runs, list(engines))
+    emit(
+        f"{'':<18}{'draft':<8}{'tok/s':>8}{'speedup':>9}{'total':>7}{'tok/step':>10}{'accepted':>10}\n".encode()
+    )
+    for group, values in results.items():
+        for draft in engines:
+            r = values[draft]
+            emit(
+                f"{group:<18}{draft:<8}{r['decode_tok_per_s']:>8.1f}{r['speedup']:>9.2f}{r['total_speedup']:>7.2f}"
+                f"{r['tokens_per_step']:>10.2f}{r['accepted']:>10.1%}\n".encode()
+            )
+    if json_path:
+        facts = {"bundle": bundle, "threads": plan.threads, "precision": plan.precision, "tokens": limit}
+        each = [
+            {"task": r.prompt.task, "tokens": r.tokens, "repetition": r.repetition, "stats": r.stats}
+            for r in runs
+        ]
+        with replacing(json_path) as file:
+            file.write(json.dumps(facts | {"results": results, "runs": each}, indent=1).encode())
