@@ -20,12 +20,22 @@ INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
     }
 }
 
+/* minus MXD_E2M1_BIAS times the sums of a digit over columns 0 and 1, and 2 and 3, modulo 4 */
+INLINE void store_bias(int16_t *bias, const int8_t *q) {
+    int16x8_t pairs = vpadalq_s8(vpaddlq_s8(vld1q_s8(q)), vld1q_s8(q + 16));
+    int16x4_t sums = vadd_s16(vget_low_s16(pairs), vget_high_s16(pairs));
+    sums = vmul_n_s16(vadd_s16(sums, vext_s16(sums, sums, 2)), -MXD_E2M1_BIAS);
+    int32_t both = vget_lane_s32(vreinterpret_s32_s16(sums), 0);
+    memcpy(bias, &both, 4);
+}
+
 static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
     const float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
     for (size_t m = 0; m < rows; m++) {
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
             size_t at = m * (k / BLOCK) + b;
+            int16_t *bias = out->bias + at * (out->lo ? 4 : 2);
             float32x4_t in[8];
             uint32x4_t amax4 = vdupq_n_u32(0);
             for (int i = 0; i < 8; i++) {
@@ -40,15 +50,12 @@ static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k,
                 memset(out->q + at * BLOCK, 0, BLOCK);
                 if (out->lo) memset(out->lo + at * BLOCK, 0, BLOCK);
                 out->s[at] = fault ? NAN : 0;
-                out->sum[at] = 0;
+                memset(bias, 0, out->lo ? 8 : 4);
                 continue;
             }
             float upscale = steps / largest;
-            int32x4_t value[8], high[8], total = vdupq_n_s32(0);
-            for (int i = 0; i < 8; i++) {
-                value[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], upscale));
-                total = vaddq_s32(total, value[i]);
-            }
+            int32x4_t value[8], high[8];
+            for (int i = 0; i < 8; i++) value[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], upscale));
             if (out->lo) {
                 for (int i = 0; i < 8; i++) {
                     high[i] = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_f32_s32(value[i]), 1.0f / MXD_ACT_DIGIT));
@@ -56,11 +63,12 @@ static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k,
                 }
                 store_bytes(out->q + at * BLOCK, high);
                 store_bytes(out->lo + at * BLOCK, value);
+                store_bias(bias + 2, out->lo + at * BLOCK);
             } else {
                 store_bytes(out->q + at * BLOCK, value);
             }
+            store_bias(bias, out->q + at * BLOCK);
             out->s[at] = largest / steps;
-            out->sum[at] = vaddvq_s32(total);
         }
     }
 }
