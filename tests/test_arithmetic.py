@@ -60,23 +60,24 @@ def exp(x: Floats) -> Floats:
 # ---- matrix product ----
 
 
-Quantized = tuple[NDArray[np.int32], Floats, NDArray[np.int32], Any]
+Quantized = tuple[NDArray[np.int32], Floats, NDArray[np.int16], Any]
 both_precisions = pytest.mark.parametrize("precision", ["base", "full"])
 
 
 def quantize(x: Floats, precision: str) -> Quantized:
-    """Reference quantizer: integers, s, sum, and the mxd_act that points to them."""
+    """Reference quantizer: integers, s, bias, and the mxd_act that points to them."""
     ffi = library()[0]
     rows, k = x.shape
     high, low = np.empty((rows, k), np.int8), np.zeros((rows, k), np.int8)
-    s, total = np.empty((rows, k // 32), Float), np.empty((rows, k // 32), np.int32)
+    s = np.empty((rows, k // 32), Float)
+    bias = np.empty((rows, k // 32, 2 if precision == "full" else 1, 2), np.int16)
     lo = pointer(low, "int8_t *") if precision == "full" else ffi.NULL
-    fields = (pointer(high, "int8_t *"), lo, pointer(s, "float *"), pointer(total, "int32_t *"))
+    fields = (pointer(high, "int8_t *"), lo, pointer(s, "float *"), pointer(bias, "int16_t *"))
     act = ffi.new("mxd_act *", fields)
     reference().quantize(pointer(x, "float *"), k, rows, k, act)
     assert min(high.min(), low.min()) >= -127
     value = high.astype(np.int32) * (254 if precision == "full" else 1) + low
-    return value, s, total, (act, high, low)
+    return value, s, bias, (act, high, low)
 
 
 @both_precisions
@@ -86,7 +87,7 @@ def test_row_quantizer(precision: str) -> None:
     x[2, :32] = 0
     x[2, [3, 40]] = np.nextafter(Float(2.0**-100), Float(0)), 2.0**-100
     x[3, 7] = np.finfo(Float).max
-    q, s, total, _ = quantize(x, precision)
+    q, s, bias, (_, high, low) = quantize(x, precision)
     most = Float(mx.ACTIVATION_STEPS[precision])
     for m, b in np.ndindex(46, 3):
         block = x[m, 32 * b : 32 * b + 32]
@@ -96,7 +97,9 @@ def test_row_quantizer(precision: str) -> None:
             steps, scale = np.rint(block * (most / largest)), largest / most
         assert q[m, 32 * b : 32 * b + 32].tolist() == steps.tolist()
         assert s[m, b] == scale
-        assert total[m, b] == steps.sum()
+        for i, digit in enumerate([high, low] if precision == "full" else [high]):
+            columns = digit[m, 32 * b : 32 * b + 32].astype(int).reshape(8, 2, 2)  # the middle axis: 0, 1 or 2, 3
+            assert bias[m, b, i].tolist() == (-12 * columns.sum(axis=(0, 2))).tolist()
     expected_q, expected_s = mx.quantize_activations(x, mx.ACTIVATION_STEPS[precision])
     np.testing.assert_array_equal(q, expected_q)
     assert_same_bits(s, expected_s)
@@ -107,11 +110,11 @@ def test_row_quantizer(precision: str) -> None:
 def test_row_quantizer_marks_the_block_of_a_fault(fault: float, precision: str) -> None:
     x = normal(1, 2, 64)
     x[1, 40] = fault
-    q, s, total, _ = quantize(x, precision)
+    q, s, bias, _ = quantize(x, precision)
     assert np.isnan(s).tolist() == [[False, False], [False, True]]
     assert not q[1, 32:].any()
     assert q[1, :32].any()
-    assert total[1, 1] == 0
+    assert not bias[1, 1].any()
 
 
 @both_precisions

@@ -21,11 +21,18 @@ INLINE float reduce16(__m256 lo, __m256 hi) {
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-/* 32 integers of -127..127 to bytes: packs interleave the 128-bit halves, the permutation puts them back in order. */
-INLINE void store_bytes(int8_t *out, const __m256i v[4]) {
+/* 32 integers of -127..127 to bytes, and their bias. Packs interleave the 128-bit halves, the permutation puts them
+ * back in order. */
+INLINE void store_digits(int8_t *out, int16_t *bias, const __m256i v[4]) {
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)(void *)out, bytes);
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(MXD_E2M1_BIAS), bytes);
+    __m128i sums = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
+    int32_t both = _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sums));
+    memcpy(bias, &both, 4);
 }
 
 /* 254 * d */
@@ -40,6 +47,7 @@ AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
             size_t at = m * (k / BLOCK) + b;
+            int16_t *bias = out->bias + at * (out->lo ? 4 : 2);
             __m256 in[4];
             __m256i amax8 = _mm256_setzero_si256();
             for (int i = 0; i < 4; i++) {
@@ -55,160 +63,195 @@ AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size
                 memset(out->q + at * BLOCK, 0, BLOCK);
                 if (out->lo) memset(out->lo + at * BLOCK, 0, BLOCK);
                 out->s[at] = fault ? NAN : 0;
-                out->sum[at] = 0;
+                memset(bias, 0, out->lo ? 8 : 4);
                 continue;
             }
             __m256 upscale = _mm256_set1_ps(steps / largest);
             __m256i value[4], high[4];
             for (int i = 0; i < 4; i++) value[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], upscale));
-            __m256i total = _mm256_add_epi32(_mm256_add_epi32(value[0], value[1]),
-                                             _mm256_add_epi32(value[2], value[3]));
-            __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
-            s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
-            s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0xb1));
             if (out->lo) {
                 for (int i = 0; i < 4; i++) {
                     __m256 quotient = _mm256_mul_ps(_mm256_cvtepi32_ps(value[i]), _mm256_set1_ps(1.0f / MXD_ACT_DIGIT));
                     high[i] = _mm256_cvtps_epi32(quotient);
                     value[i] = _mm256_sub_epi32(value[i], times_digit(high[i]));
                 }
-                store_bytes(out->q + at * BLOCK, high);
-                store_bytes(out->lo + at * BLOCK, value);
+                store_digits(out->q + at * BLOCK, bias, high);
+                store_digits(out->lo + at * BLOCK, bias + 2, value);
             } else {
-                store_bytes(out->q + at * BLOCK, value);
+                store_digits(out->q + at * BLOCK, bias, value);
             }
             out->s[at] = largest / steps;
-            out->sum[at] = _mm_cvtsi128_si32(s4);
         }
     }
 }
 
-/* E8M0 bytes of 8 rows to f32; the maximum turns code 0 into the subnormal 2^-127. */
-INLINE __m256 load_scales(const uint8_t *p) {
+/* Scales of 8 rows times a unit (a power of two): exact, also where code 0 becomes the subnormal 2^-127. */
+INLINE __m256 load_scales(const uint8_t *p, float unit) {
     __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)), 23);
-    return _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000)));
+    bits = _mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000));
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(unit));
 }
 
-INLINE __m256i broadcast4(const int8_t *q) {
+INLINE __m256i broadcast4(const void *p) {
     int32_t four;
-    memcpy(&four, q, 4);
+    memcpy(&four, p, 4);
     return _mm256_set1_epi32(four);
 }
 
-/* Digit rows of R activation rows at block index `at` of the first: R high digits, then R low ones if there are two. */
-INLINE void digit_rows(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits, const int8_t *q[4]) {
-    for (int r = 0; r < R; r++) {
-        size_t at = ((m0 + (size_t)r) * nblocks + b) * BLOCK;
-        q[r] = x->q + at;
-        if (digits == 2) q[R + r] = x->lo + at;
-    }
+/* ---- matrix products ----
+ * A block is decoded to vectors of 4 columns x 8 rows (half a tile's), w[4-column group][half]. Its product with up to
+ * UNITS digit rows goes through them once, so that every four broadcast activations meet both halves. */
+
+enum { UNITS = 4, GROUP_ROWS = 32, PREFETCH = 2048 };
+
+typedef struct block_weights {
+    __m256i w[8][2];
+    __m256 scale[2];
+} block_weights;
+
+/* Digit rows of R activation rows at one block: R high digits, then R low ones if there are two. */
+typedef struct digit_rows {
+    const int8_t *q[UNITS];
+    const int16_t *bias[UNITS];
+} digit_rows;
+
+/* Weights come as one stream: fetch what follows PREFETCH bytes later. */
+INLINE void prefetch(const uint8_t *block, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)block + PREFETCH + i, _MM_HINT_T0);
 }
 
-/* acc[r] = fma(dot, 2^sw * (s * unit), acc[r]) for the R rows whose digits' dot products are d; offset * sum is taken
- * off the dot again. */
-INLINE void accumulate(__m256 scale, const __m256i d[4], int offset, float unit, const mxd_act *x, size_t nblocks,
-                       size_t b, size_t m0, int R, int digits, __m256 *acc) {
-    for (int r = 0; r < R; r++) {
-        size_t at = (m0 + (size_t)r) * nblocks + b;
-        __m256i dot = digits == 2 ? _mm256_add_epi32(times_digit(d[r]), d[R + r]) : d[r];
-        if (offset) dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(offset * x->sum[at]));
-        __m256 p = _mm256_mul_ps(scale, _mm256_set1_ps(x->s[at] * unit));
-        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), p, acc[r]);
-    }
+INLINE __m256i load_weights(const uint8_t *block, int group, int half) {
+    return _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * group + 32 * half));
 }
 
-/* One MXFP4 block of 8 rows (half = 0, 1). Elements are decoded as w+12 (0..24) because pmaddubsw wants one unsigned
- * operand; four products of at most 2*24*127 fit int16, and 12 * sum is taken off afterwards. */
-INLINE void block_mxfp4(const uint8_t *block, int half, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                        int digits, __m256 *acc) {
+/* Elements as w + 12 (0..24), because pmaddubsw wants one unsigned operand. */
+INLINE void decode_mxfp4(const uint8_t *block, __m256i w[8][2]) {
     const __m256i table = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    __m256i w[8], d[4];
-    for (int g = 0; g < 4; g++) {
-        __m256i packed = _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * g + 32 * half));
-        w[2 * g] = _mm256_shuffle_epi8(table, _mm256_and_si256(packed, nibble));
-        w[2 * g + 1] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
-    }
-    const int8_t *q[4];
-    digit_rows(x, nblocks, b, m0, R, digits, q);
-    for (int v = 0; v < R * digits; v++) {
-        __m256i lo = _mm256_maddubs_epi16(w[0], broadcast4(q[v]));
-        __m256i hi = _mm256_maddubs_epi16(w[4], broadcast4(q[v] + 16));
-        for (int i = 1; i < 4; i++) {
-            lo = _mm256_add_epi16(lo, _mm256_maddubs_epi16(w[i], broadcast4(q[v] + 4 * i)));
-            hi = _mm256_add_epi16(hi, _mm256_maddubs_epi16(w[4 + i], broadcast4(q[v] + 16 + 4 * i)));
+    const __m256i nibble = _mm256_set1_epi8(15);
+    for (int g = 0; g < 4; g++)
+        for (int half = 0; half < 2; half++) {
+            __m256i packed = load_weights(block, g, half);
+            w[2 * g][half] = _mm256_shuffle_epi8(table, _mm256_and_si256(packed, nibble));
+            w[2 * g + 1][half] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
         }
-        d[v] = _mm256_add_epi32(_mm256_madd_epi16(lo, ones), _mm256_madd_epi16(hi, ones));
-    }
-    accumulate(load_scales(block + 8 * half), d, 12, 0.5f, x, nblocks, b, m0, R, digits, acc);
 }
 
-/* |w| is the unsigned operand, the sign of w moves to q: 2*127*127 fits int16. */
-INLINE void block_mxint8(const uint8_t *block, int half, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                         int digits, __m256 *acc) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    const int8_t *q[4];
-    digit_rows(x, nblocks, b, m0, R, digits, q);
-    __m256i d[4];
-    for (int v = 0; v < R * digits; v++) d[v] = _mm256_setzero_si256();
-    for (int g = 0; g < 8; g++) {
-        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * g + 32 * half));
-        __m256i magnitude = _mm256_abs_epi8(w);
-        for (int v = 0; v < R * digits; v++) {
-            __m256i pair = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(broadcast4(q[v] + 4 * g), w));
-            d[v] = _mm256_add_epi32(d[v], _mm256_madd_epi16(pair, ones));
+/* Sums wrap around in int16 on the way; the bias, counted in from the start, brings them back within 16*12*127. */
+INLINE void dots_mxfp4(__m256i w[8][2], const digit_rows *x, int units, __m256i d[UNITS][2]) {
+    for (int u = 0; u < units; u++) d[u][0] = d[u][1] = broadcast4(x->bias[u]);
+    for (int g = 0; g < 8; g++)
+        for (int u = 0; u < units; u++) {
+            __m256i q = broadcast4(x->q[u] + 4 * g);
+            for (int half = 0; half < 2; half++)
+                d[u][half] = _mm256_add_epi16(d[u][half], _mm256_maddubs_epi16(w[g][half], q));
+        }
+    for (int u = 0; u < units; u++)
+        for (int half = 0; half < 2; half++) d[u][half] = _mm256_madd_epi16(d[u][half], _mm256_set1_epi16(1));
+}
+
+/* |w| is the unsigned operand, the sign of w moves to q: 2*128*127 fits int16. */
+INLINE void dots_mxint8(__m256i w[8][2], const digit_rows *x, int units, __m256i d[UNITS][2]) {
+    for (int u = 0; u < units; u++) d[u][0] = d[u][1] = _mm256_setzero_si256();
+    for (int g = 0; g < 8; g++)
+        for (int half = 0; half < 2; half++) {
+            __m256i magnitude = _mm256_abs_epi8(w[g][half]);
+            for (int u = 0; u < units; u++) {
+                __m256i q = _mm256_sign_epi8(broadcast4(x->q[u] + 4 * g), w[g][half]);
+                __m256i pairs = _mm256_maddubs_epi16(magnitude, q);
+                d[u][half] = _mm256_add_epi32(d[u][half], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            }
+        }
+}
+
+/* acc[r] = fma(dot, scale * s, acc[r]) for R activation rows, the first of which has its block at index `at`. */
+INLINE void some_rows(int is_fp4, block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R, int digits,
+                      __m256 (*acc)[2]) {
+    digit_rows rows;
+    __m256i d[UNITS][2];
+    for (int r = 0; r < R; r++) {
+        size_t block = at + (size_t)r * nblocks;
+        rows.q[r] = x->q + block * BLOCK;
+        rows.bias[r] = x->bias + block * 2 * (size_t)digits;
+        if (digits == 2) rows.q[R + r] = x->lo + block * BLOCK, rows.bias[R + r] = rows.bias[r] + 2;
+    }
+    if (is_fp4) dots_mxfp4(w->w, &rows, R * digits, d);
+    else dots_mxint8(w->w, &rows, R * digits, d);
+    for (int r = 0; r < R; r++) {
+        __m256 s = _mm256_set1_ps(x->s[at + (size_t)r * nblocks]);
+        for (int half = 0; half < 2; half++) {
+            __m256i dot = digits == 2 ? _mm256_add_epi32(times_digit(d[r][half]), d[R + r][half]) : d[r][half];
+            acc[r][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(w->scale[half], s), acc[r][half]);
         }
     }
-    accumulate(load_scales(block + 8 * half), d, 0, 0.015625f, x, nblocks, b, m0, R, digits, acc);
 }
 
-/* R activation rows through one tile; residual may be NULL. */
-INLINE void rows_mxfp4(const uint8_t *base, const uint8_t *residual, size_t nblocks, const mxd_act *x, size_t m0,
-                       int R, int digits, float *y, size_t ldy) {
-    for (int half = 0; half < 2; half++) {
-        __m256 acc[4];
-        for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
-        for (size_t b = 0; b < nblocks; b++) {
-            block_mxfp4(base + b * FP4_BYTES, half, x, nblocks, b, m0, R, digits, acc);
-            if (residual) block_mxfp4(residual + b * FP4_BYTES, half, x, nblocks, b, m0, R, digits, acc);
+INLINE void block_rows(int is_fp4, const uint8_t *block, const mxd_act *x, size_t nblocks, size_t at, size_t R,
+                       int digits, __m256 (*acc)[2]) {
+    block_weights w;
+    if (is_fp4) {
+        decode_mxfp4(block, w.w);
+    } else {
+        for (int g = 0; g < 8; g++)
+            for (int half = 0; half < 2; half++) w.w[g][half] = load_weights(block, g, half);
+    }
+    for (int half = 0; half < 2; half++) w.scale[half] = load_scales(block + 8 * half, is_fp4 ? 0.5f : 0.015625f);
+    size_t r = 0;
+#define ROWS(n) some_rows(is_fp4, &w, x, nblocks, at + r * nblocks, n, digits, acc + r)
+    for (; r + UNITS / digits <= R; r += UNITS / digits) ROWS(UNITS / digits);
+    if (R - r == 3) ROWS(3);
+    else if (R - r == 2) ROWS(2);
+    else if (R - r == 1) ROWS(1);
+#undef ROWS
+}
+
+/* R activation rows from m through tile t; residual may be NULL. */
+INLINE void tile_rows(int is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t t,
+                      const mxd_act *x, size_t m, size_t R, int digits, float *y, size_t ldy) {
+    const size_t bytes = is_fp4 ? FP4_BYTES : INT8_BYTES;
+    __m256 acc[GROUP_ROWS][2];
+    for (size_t r = 0; r < R; r++) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    for (size_t b = 0; b < nblocks; b++) {
+        size_t offset = (t * nblocks + b) * bytes, at = m * nblocks + b;
+        prefetch(base + offset, bytes);
+        block_rows(is_fp4, base + offset, x, nblocks, at, R, digits, acc);
+        if (!residual) continue;
+        prefetch(residual + offset, bytes);
+        block_rows(is_fp4, residual + offset, x, nblocks, at, R, digits, acc);
+    }
+    for (size_t r = 0; r < R; r++)
+        for (size_t half = 0; half < 2; half++)
+            _mm256_storeu_ps(y + (m + r) * ldy + t * TILE + 8 * half, acc[r][half]);
+}
+
+/* Tile by tile: a tile's weights stay in the first-level cache for all rows. Few rows are constants, so that their
+ * accumulators stay in registers. */
+INLINE void matmul(int is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                   const mxd_act *x, size_t rows, int digits, float *y, size_t ldy) {
+    for (size_t t = 0; t < ntiles; t++)
+        for (size_t m = 0, R; m < rows; m += R) {
+            R = rows - m < GROUP_ROWS ? rows - m : GROUP_ROWS;
+#define ROWS(n) tile_rows(is_fp4, base, residual, nblocks, t, x, m, n, digits, y, ldy)
+            if (R == 1) ROWS(1);
+            else if (R == 2) ROWS(2);
+            else if (R == 3 && digits == 1) ROWS(3);
+            else if (R == 4 && digits == 1) ROWS(4);
+            else ROWS(R);
+#undef ROWS
         }
-        for (int r = 0; r < R; r++) _mm256_storeu_ps(y + (m0 + (size_t)r) * ldy + 8 * half, acc[r]);
-    }
 }
 
-INLINE void rows_mxint8(const uint8_t *tile, size_t nblocks, const mxd_act *x, size_t m0, int R, int digits, float *y,
-                        size_t ldy) {
-    for (int half = 0; half < 2; half++) {
-        __m256 acc[4];
-        for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
-        for (size_t b = 0; b < nblocks; b++)
-            block_mxint8(tile + b * INT8_BYTES, half, x, nblocks, b, m0, R, digits, acc);
-        for (int r = 0; r < R; r++) _mm256_storeu_ps(y + (m0 + (size_t)r) * ldy + 8 * half, acc[r]);
-    }
-}
-
-/* Tile by tile: a tile's weights stay in the first-level cache for all rows. */
 AVX2 static void mxd_matmul_mxfp4_avx2(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                        const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    for (size_t t = 0; t < ntiles; t++) {
-        const uint8_t *p0 = base + t * nblocks * FP4_BYTES;
-        const uint8_t *p1 = residual ? residual + t * nblocks * FP4_BYTES : NULL;
-#define GROUP(m, R, digits) rows_mxfp4(p0, p1, nblocks, x, m, R, digits, y + t * TILE, ldy)
-        MXD_ROW_GROUPS(rows, x->lo, GROUP);
-#undef GROUP
-    }
+    if (x->lo) matmul(1, base, residual, nblocks, ntiles, x, rows, 2, y, ldy);
+    else matmul(1, base, residual, nblocks, ntiles, x, rows, 1, y, ldy);
 }
 
 AVX2 static void mxd_matmul_mxint8_avx2(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                         const mxd_act *x, size_t rows, float *y, size_t ldy) {
     (void)residual;
-    for (size_t t = 0; t < ntiles; t++) {
-        const uint8_t *tile = base + t * nblocks * INT8_BYTES;
-#define GROUP(m, R, digits) rows_mxint8(tile, nblocks, x, m, R, digits, y + t * TILE, ldy)
-        MXD_ROW_GROUPS(rows, x->lo, GROUP);
-#undef GROUP
-    }
+    if (x->lo) matmul(0, base, NULL, nblocks, ntiles, x, rows, 2, y, ldy);
+    else matmul(0, base, NULL, nblocks, ntiles, x, rows, 1, y, ldy);
 }
 
 AVX2 static float mxd_rmsnorm_avx2(const float *x, const float *w, size_t n, float eps, float *y) {

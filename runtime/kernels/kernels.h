@@ -14,16 +14,20 @@
 enum { MXD_TILE_ROWS = 16, MXD_BLOCK = 32, MXD_MXFP4_BLOCK_BYTES = 272, MXD_MXINT8_BLOCK_BYTES = 528 };
 
 /* Activation rows quantized in blocks of 32 to integers v = q, or v = 254*q + lo where lo is not NULL (16 bits: full
- * precision). Block b of row m: q and lo at [m*k + 32b ...], s and sum at [m*(k/32) + b]. */
+ * precision). Block b of row m: q and lo at [m*k + 32b ...], s at [m*(k/32) + b]. */
 typedef struct mxd_act {
-    int8_t *q;    /* (rows, k) -127..127 */
-    int8_t *lo;   /* (rows, k) -127..127, or NULL */
-    float *s;     /* (rows, k/32): max|x| / steps; 0 for a block of (nearly) nothing, NaN for one with NaN or Inf */
-    int32_t *sum; /* (rows, k/32): sum of v over the block, for kernels that decode weights with an offset */
+    int8_t *q;     /* (rows, k) -127..127 */
+    int8_t *lo;    /* (rows, k) -127..127, or NULL */
+    float *s;      /* (rows, k/32): max|x| / steps; 0 for a block of (nearly) nothing, NaN for one with NaN or Inf */
+    int16_t *bias; /* (rows, k/32, digits: q or q and lo, 2): minus MXD_E2M1_BIAS times the sum of a block's digits in
+                      columns 0 and 1 modulo 4, and in columns 2 and 3 */
 } mxd_act;
 
 /* Largest v: 127, or 254*127 with two digits. */
 enum { MXD_ACT_DIGIT = 254, MXD_ACT_STEPS = 127, MXD_ACT_STEPS2 = 254 * 127 };
+
+/* Kernels that need unsigned weights decode a doubled E2M1 element w as w + 12, and add the bias to their sums. */
+enum { MXD_E2M1_BIAS = 12 };
 
 /* Blocks whose largest magnitude is below this become zeros with scale 0: steps / max|x| stays finite. */
 #define MXD_ACT_TINY 0x1p-100f

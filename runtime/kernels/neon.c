@@ -20,12 +20,22 @@ INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
     }
 }
 
+/* minus MXD_E2M1_BIAS times the sums of a digit over columns 0 and 1, and 2 and 3, modulo 4 */
+INLINE void store_bias(int16_t *bias, const int8_t *q) {
+    int16x8_t pairs = vpadalq_s8(vpaddlq_s8(vld1q_s8(q)), vld1q_s8(q + 16));
+    int16x4_t sums = vadd_s16(vget_low_s16(pairs), vget_high_s16(pairs));
+    sums = vmul_n_s16(vadd_s16(sums, vext_s16(sums, sums, 2)), -MXD_E2M1_BIAS);
+    int32_t both = vget_lane_s32(vreinterpret_s32_s16(sums), 0);
+    memcpy(bias, &both, 4);
+}
+
 static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
     const float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
     for (size_t m = 0; m < rows; m++) {
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
             size_t at = m * (k / BLOCK) + b;
+            int16_t *bias = out->bias + at * (out->lo ? 4 : 2);
             float32x4_t in[8];
             uint32x4_t amax4 = vdupq_n_u32(0);
             for (int i = 0; i < 8; i++) {
@@ -40,15 +50,12 @@ static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k,
                 memset(out->q + at * BLOCK, 0, BLOCK);
                 if (out->lo) memset(out->lo + at * BLOCK, 0, BLOCK);
                 out->s[at] = fault ? NAN : 0;
-                out->sum[at] = 0;
+                memset(bias, 0, out->lo ? 8 : 4);
                 continue;
             }
             float upscale = steps / largest;
-            int32x4_t value[8], high[8], total = vdupq_n_s32(0);
-            for (int i = 0; i < 8; i++) {
-                value[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], upscale));
-                total = vaddq_s32(total, value[i]);
-            }
+            int32x4_t value[8], high[8];
+            for (int i = 0; i < 8; i++) value[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], upscale));
             if (out->lo) {
                 for (int i = 0; i < 8; i++) {
                     high[i] = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_f32_s32(value[i]), 1.0f / MXD_ACT_DIGIT));
@@ -56,75 +63,91 @@ static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k,
                 }
                 store_bytes(out->q + at * BLOCK, high);
                 store_bytes(out->lo + at * BLOCK, value);
+                store_bias(bias + 2, out->lo + at * BLOCK);
             } else {
                 store_bytes(out->q + at * BLOCK, value);
             }
+            store_bias(bias, out->q + at * BLOCK);
             out->s[at] = largest / steps;
-            out->sum[at] = vaddvq_s32(total);
         }
     }
 }
 
-/* Two rows x 4 columns in each half vector: products accumulate in int16 (8 groups of at most 12*127 fit), and the
- * four columns of a row are added at the end of the block. */
-INLINE int32x4_t fold_rows(int16x8_t rows01, int16x8_t rows23) {
-    return vpaddq_s32(vpaddlq_s16(rows01), vpaddlq_s16(rows23));
-}
-
-INLINE void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                        int digits, float32x4_t acc[4][4]) {
-    const int8x16_t table = e2m1_table();
-    float32x4_t scale[4];
-    load_scales(block, scale);
-    const int8_t *q[4];
-    digit_rows(x, nblocks, b, m0, R, digits, q);
-    int32x4_t d[4][4];
-    for (int v = 0; v < 4; v++) { /* rows 4v .. 4v+3 */
-        int16x8_t d01[4], d23[4];
-        for (int u = 0; u < R * digits; u++) d01[u] = d23[u] = vdupq_n_s16(0);
-        for (int g = 0; g < 4; g++) {
-            uint8x16_t packed = vld1q_u8(block + TILE + 64 * g + 16 * v);
-            int8x16_t lo = vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15)));
-            int8x16_t hi = vqtbl1q_s8(table, vshrq_n_u8(packed, 4));
-            for (int u = 0; u < R * digits; u++) {
-                int8x16_t q0 = broadcast4(q[u] + 8 * g), q1 = broadcast4(q[u] + 8 * g + 4);
-                d01[u] = vmlal_s8(d01[u], vget_low_s8(lo), vget_low_s8(q0));
-                d23[u] = vmlal_high_s8(d23[u], lo, q0);
-                d01[u] = vmlal_s8(d01[u], vget_low_s8(hi), vget_low_s8(q1));
-                d23[u] = vmlal_high_s8(d23[u], hi, q1);
-            }
-        }
-        for (int u = 0; u < R * digits; u++) d[u][v] = fold_rows(d01[u], d23[u]);
-    }
-    accumulate(scale, d, 0.5f, x, nblocks, b, m0, R, digits, acc);
-}
-
-/* int8 x int8 products reach 127*127, so pairs are widened to int32 after every second group. */
-INLINE void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                         int digits, float32x4_t acc[4][4]) {
-    float32x4_t scale[4];
-    load_scales(block, scale);
-    const int8_t *q[4];
-    digit_rows(x, nblocks, b, m0, R, digits, q);
-    int32x4_t d[4][4];
-    for (int v = 0; v < 4; v++)
-        for (int u = 0; u < R * digits; u++) {
-            int32x4_t d01 = vdupq_n_s32(0), d23 = vdupq_n_s32(0);
-            for (int g = 0; g < 8; g += 2) {
-                int8x16_t w0 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 16 * v);
-                int8x16_t w1 = vld1q_s8((const int8_t *)block + TILE + 64 * g + 64 + 16 * v);
-                int8x16_t q0 = broadcast4(q[u] + 4 * g), q1 = broadcast4(q[u] + 4 * g + 4);
-                int16x8_t p01 = vmull_s8(vget_low_s8(w0), vget_low_s8(q0)), p23 = vmull_high_s8(w0, q0);
-                d01 = vpadalq_s16(d01, vmlal_s8(p01, vget_low_s8(w1), vget_low_s8(q1)));
-                d23 = vpadalq_s16(d23, vmlal_high_s8(p23, w1, q1));
-            }
-            d[u][v] = vpaddq_s32(d01, d23);
-        }
-    accumulate(scale, d, 0.015625f, x, nblocks, b, m0, R, digits, acc);
-}
+/* ---- matrix products ---- */
 
 #define TARGET
 #define MATMUL(format) mxd_matmul_##format##_neon
+enum { FEW_UNITS = 2, UNITS = 2, VECTORS = 4 };
+
+/* Products of 4 rows x 4 columns with broadcast digits, in 8 lanes of int16 for two rows each. Assembler, because the
+ * compiler sees that both halves of a broadcast are equal and then brings the weights' upper half down with an
+ * instruction more; volatile, so that it doesn't move these so far that it spills accumulators. */
+INLINE void multiply(int8x16_t w, int8x16_t q, int16x8_t *d01, int16x8_t *d23) {
+    __asm__ volatile("smull %0.8h, %1.8b, %2.8b" : "=w"(*d01) : "w"(w), "w"(q));
+    __asm__ volatile("smull2 %0.8h, %1.16b, %2.16b" : "=w"(*d23) : "w"(w), "w"(q));
+}
+
+INLINE void multiply_add(int8x16_t w, int8x16_t q, int16x8_t *d01, int16x8_t *d23) {
+    __asm__ volatile("smlal %0.8h, %1.8b, %2.8b" : "+w"(*d01) : "w"(w), "w"(q));
+    __asm__ volatile("smlal2 %0.8h, %1.16b, %2.16b" : "+w"(*d23) : "w"(w), "w"(q));
+}
+
+/* Columns 8*pair .. 8*pair+3 of a digit row in every lane of q0, the next four in q1. */
+INLINE void broadcast_pair(const int8_t *q, int pair, int8x16_t *q0, int8x16_t *q1) {
+    int32x2_t eight = vreinterpret_s32_s8(vld1_s8(q + 8 * pair));
+    *q0 = vreinterpretq_s8_s32(vdupq_lane_s32(eight, 0));
+    *q1 = vreinterpretq_s8_s32(vdupq_lane_s32(eight, 1));
+}
+
+/* 2 rows x 4 columns in each vector: products accumulate in int16 (8 groups of columns of at most 12*127 fit), and the
+ * four columns of a row are added at the end of the block. */
+INLINE void dots_small(elements form, const uint8_t *w, const int8_t *const q[UNITS], int units, int v0,
+                       int V, int32x4_t d[UNITS][4]) {
+    int16x8_t d01[UNITS][4], d23[UNITS][4];
+    UNROLL for (int pair = 0; pair < 4; pair++) {
+        int8x16_t q0[UNITS], q1[UNITS];
+        UNROLL for (int u = 0; u < units; u++) broadcast_pair(q[u], pair, &q0[u], &q1[u]);
+        UNROLL for (int v = 0; v < V; v++) {
+            int8x16x2_t pairs = load_pair(form, w, pair, v0 + v);
+            UNROLL for (int u = 0; u < units; u++) {
+                if (pair == 0) multiply(pairs.val[0], q0[u], &d01[u][v], &d23[u][v]);
+                else multiply_add(pairs.val[0], q0[u], &d01[u][v], &d23[u][v]);
+            }
+            UNROLL for (int u = 0; u < units; u++) multiply_add(pairs.val[1], q1[u], &d01[u][v], &d23[u][v]);
+        }
+    }
+    UNROLL for (int u = 0; u < units; u++)
+        UNROLL for (int v = 0; v < V; v++) d[u][v] = vpaddlq_s16(vpaddq_s16(d01[u][v], d23[u][v]));
+}
+
+/* int8 x int8 products reach 128*127, so two groups fit int16 before they are widened. */
+INLINE void dots_int8(const uint8_t *w, const int8_t *const q[UNITS], int units, int v0, int V,
+                      int32x4_t d[UNITS][4]) {
+    int32x4_t d01[UNITS][4], d23[UNITS][4];
+    UNROLL for (int pair = 0; pair < 4; pair++) {
+        int8x16_t q0[UNITS], q1[UNITS];
+        UNROLL for (int u = 0; u < units; u++) broadcast_pair(q[u], pair, &q0[u], &q1[u]);
+        UNROLL for (int v = 0; v < V; v++) {
+            int8x16x2_t pairs = load_pair(INT8, w, pair, v0 + v);
+            UNROLL for (int u = 0; u < units; u++) {
+                int16x8_t p01, p23;
+                multiply(pairs.val[0], q0[u], &p01, &p23);
+                multiply_add(pairs.val[1], q1[u], &p01, &p23);
+                d01[u][v] = pair ? vpadalq_s16(d01[u][v], p01) : vpaddlq_s16(p01);
+                d23[u][v] = pair ? vpadalq_s16(d23[u][v], p23) : vpaddlq_s16(p23);
+            }
+        }
+    }
+    UNROLL for (int u = 0; u < units; u++)
+        UNROLL for (int v = 0; v < V; v++) d[u][v] = vpaddq_s32(d01[u][v], d23[u][v]);
+}
+
+INLINE void dots(elements form, const uint8_t *w, const int8_t *const q[UNITS], int units, int v0, int V,
+                 int32x4_t d[UNITS][4]) {
+    if (form == INT8) dots_int8(w, q, units, v0, V, d);
+    else dots_small(form, w, q, units, v0, V, d);
+}
+
 #include "neon_matmul.h"
 
 static float mxd_rmsnorm_neon(const float *x, const float *w, size_t n, float eps, float *y) {

@@ -4,67 +4,33 @@
 #if defined(__aarch64__)
 
 #define TARGET __attribute__((target("dotprod")))
+enum { FEW_UNITS = 4, UNITS = 4, VECTORS = 2 };
 
-INLINE TARGET void load_digits(const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R, int digits,
-                                int8x16_t q[4][2], int32x4_t d[4][4]) {
-    const int8_t *rows[4];
-    digit_rows(x, nblocks, b, m0, R, digits, rows);
-    for (int u = 0; u < R * digits; u++) {
-        q[u][0] = vld1q_s8(rows[u]);
-        q[u][1] = vld1q_s8(rows[u] + 16);
-        for (int v = 0; v < 4; v++) d[u][v] = vdupq_n_s32(0);
-    }
-}
+/* vdotq_laneq_s32 that stays where it is: left to itself, the compiler moves these so far that it spills accumulators. */
+#define DOT(d, w, q, lane) __asm__ volatile("sdot %0.4s, %1.16b, %2.4b[" #lane "]" : "+w"(d) : "w"(w), "w"(q))
 
-INLINE TARGET void block_mxfp4(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                                int digits, float32x4_t acc[4][4]) {
-    const int8x16_t table = e2m1_table();
-    float32x4_t scale[4];
-    load_scales(block, scale);
-    int8x16_t q[4][2];
-    int32x4_t d[4][4];
-    load_digits(x, nblocks, b, m0, R, digits, q, d);
-/* The lane of vdotq_laneq_s32 must be a literal, hence a macro and not a loop over g. */
-#define GROUP(g)                                                                                              \
-    for (int v = 0; v < 4; v++) {                                                                             \
-        uint8x16_t packed = vld1q_u8(block + TILE + 64 * (g) + 16 * v);                                       \
-        int8x16_t lo = vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15)));                                   \
-        int8x16_t hi = vqtbl1q_s8(table, vshrq_n_u8(packed, 4));                                              \
-        for (int u = 0; u < R * digits; u++) {                                                                \
-            d[u][v] = vdotq_laneq_s32(d[u][v], lo, q[u][(g) / 2], 2 * ((g) % 2));                             \
-            d[u][v] = vdotq_laneq_s32(d[u][v], hi, q[u][(g) / 2], 2 * ((g) % 2) + 1);                         \
-        }                                                                                                     \
+INLINE TARGET void dots(elements form, const uint8_t *w, const int8_t *const q[UNITS], int units, int v0, int V,
+                        int32x4_t d[UNITS][4]) {
+    int8x16_t digits[UNITS][2];
+    UNROLL for (int u = 0; u < units; u++) {
+        UNROLL for (int v = 0; v < V; v++) d[u][v] = vdupq_n_s32(0);
+        digits[u][0] = vld1q_s8(q[u]);
+        digits[u][1] = vld1q_s8(q[u] + 16);
     }
-    GROUP(0)
-    GROUP(1)
-    GROUP(2)
-    GROUP(3)
-#undef GROUP
-    accumulate(scale, d, 0.5f, x, nblocks, b, m0, R, digits, acc);
-}
-
-INLINE TARGET void block_mxint8(const uint8_t *block, const mxd_act *x, size_t nblocks, size_t b, size_t m0, int R,
-                                 int digits, float32x4_t acc[4][4]) {
-    float32x4_t scale[4];
-    load_scales(block, scale);
-    int8x16_t q[4][2];
-    int32x4_t d[4][4];
-    load_digits(x, nblocks, b, m0, R, digits, q, d);
-#define GROUP(g)                                                                                              \
-    for (int v = 0; v < 4; v++) {                                                                             \
-        int8x16_t w = vld1q_s8((const int8_t *)block + TILE + 64 * (g) + 16 * v);                             \
-        for (int u = 0; u < R * digits; u++) d[u][v] = vdotq_laneq_s32(d[u][v], w, q[u][(g) / 4], (g) % 4);   \
+/* Columns 8*pair .. 8*pair+7 are two lanes of half the digits. Lanes are literals, hence a macro and not a loop. */
+#define COLUMNS(pair, half, lane0, lane1)                                                                  \
+    UNROLL for (int v = 0; v < V; v += 2) {                                                                \
+        int8x16x2_t w0 = load_pair(form, w, pair, v0 + v), w1 = load_pair(form, w, pair, v0 + v + 1);      \
+        UNROLL for (int u = 0; u < units; u++) DOT(d[u][v], w0.val[0], digits[u][half], lane0);            \
+        UNROLL for (int u = 0; u < units; u++) DOT(d[u][v + 1], w1.val[0], digits[u][half], lane0);        \
+        UNROLL for (int u = 0; u < units; u++) DOT(d[u][v], w0.val[1], digits[u][half], lane1);            \
+        UNROLL for (int u = 0; u < units; u++) DOT(d[u][v + 1], w1.val[1], digits[u][half], lane1);        \
     }
-    GROUP(0)
-    GROUP(1)
-    GROUP(2)
-    GROUP(3)
-    GROUP(4)
-    GROUP(5)
-    GROUP(6)
-    GROUP(7)
-#undef GROUP
-    accumulate(scale, d, 0.015625f, x, nblocks, b, m0, R, digits, acc);
+    COLUMNS(0, 0, 0, 1)
+    COLUMNS(1, 0, 2, 3)
+    COLUMNS(2, 1, 0, 1)
+    COLUMNS(3, 1, 2, 3)
+#undef COLUMNS
 }
 
 #define MATMUL(format) mxd_matmul_##format##_dotprod

@@ -58,17 +58,22 @@ static void mxd_quantize_ref(const float *x, size_t ldx, size_t rows, size_t k, 
             int fault = amax >= 0x7f800000u; /* NaN or Inf must reach the output */
             int present = !fault && from_bits(amax) >= MXD_ACT_TINY;
             float upscale = present ? steps / from_bits(amax) : 0;
-            int32_t sum = 0;
+            int digits = out->lo ? 2 : 1;
+            int16_t sums[4] = {0};
             for (int i = 0; i < BLOCK; i++) {
                 /* At most steps * (1 + 2^-23), which rounds to steps. */
                 int32_t value = present ? (int32_t)rintf(v[i] * upscale) : 0;
                 int32_t high = out->lo ? (int32_t)rintf((float)value * (1.0f / MXD_ACT_DIGIT)) : value;
+                int32_t low = value - MXD_ACT_DIGIT * high;
                 out->q[at * BLOCK + (size_t)i] = (int8_t)high;
-                if (out->lo) out->lo[at * BLOCK + (size_t)i] = (int8_t)(value - MXD_ACT_DIGIT * high);
-                sum += value;
+                sums[i / 2 % 2] += (int16_t)high;
+                if (!out->lo) continue;
+                out->lo[at * BLOCK + (size_t)i] = (int8_t)low;
+                sums[2 + i / 2 % 2] += (int16_t)low;
             }
+            for (int i = 0; i < 2 * digits; i++)
+                out->bias[at * 2 * (size_t)digits + (size_t)i] = (int16_t)(-MXD_E2M1_BIAS * sums[i]);
             out->s[at] = fault ? NAN : present ? from_bits(amax) / steps : 0;
-            out->sum[at] = sum;
         }
     }
 }

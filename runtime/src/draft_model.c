@@ -107,7 +107,7 @@ static void draft_head(const mxd_worker *w) {
     for (size_t i = 0; i < rows; i++) {
         const mxd_seq *s = &g->seqs[g->rows[g->outcomes[i].row].slot];
         mxd_act one = act;
-        one.q += i * hidden, one.s += i * nblocks, one.sum += i * nblocks;
+        one.q += i * hidden, one.s += i * nblocks, one.bias += i * nblocks * 2;
         multiply_head(w, s->context_head, mxd_pad_tile(s->context_rows) / MXD_TILE_ROWS, &one, 1,
                       g->draft_logits + i * mxd_draft_logits(g) + d->vocab);
     }

@@ -36,7 +36,7 @@ static mxd_input take_input(bump *b, size_t rows, size_t widest, int precision) 
     in.act.q = take(b, rows * widest, sizeof(int8_t));
     in.act.lo = precision ? take(b, rows * widest, sizeof(int8_t)) : NULL; /* full: 16-bit activations */
     in.act.s = take(b, rows * widest / MXD_BLOCK, sizeof(float));
-    in.act.sum = take(b, rows * widest / MXD_BLOCK, sizeof(int32_t));
+    in.act.bias = take(b, rows * widest / MXD_BLOCK * (precision ? 2 : 1), 2 * sizeof(int16_t));
     return in;
 }
 

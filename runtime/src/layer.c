@@ -39,7 +39,7 @@ void mxd_finish_input(const mxd_worker *w, size_t rows, const float *x, size_t k
     mxd_act out = {.q = act.q + from * k,
                    .lo = act.lo ? act.lo + from * k : NULL,
                    .s = act.s + block,
-                   .sum = act.sum + block};
+                   .bias = act.bias + block * (act.lo ? 4 : 2)};
     w->g->kernels.quantize(x + from * k, k, to - from, k, &out);
     if (!is_few(w, rows)) mxd_barrier(w);
 }

@@ -42,7 +42,7 @@ void harness_init(void) {
 /* ---- buffers ---- */
 
 static size_t element_size(element type) {
-    return type == F32 || type == I32 ? 4 : type == F16 ? 2 : 1;
+    return type == F32 ? 4 : type == F16 || type == I16 ? 2 : 1;
 }
 
 void *take(trial *t, const char *name, element type, size_t count) {
@@ -206,7 +206,7 @@ static double element_value(const buffer *b, size_t i) {
     switch (b->type) {
     case U8: return bits;
     case I8: return (int8_t)bits;
-    case I32: return (int32_t)bits;
+    case I16: return (int16_t)bits;
     case F16: return (double)mxd_f16_to_f32((uint16_t)bits);
     default: return (double)from_bits(bits);
     }

@@ -10,7 +10,7 @@
 
 enum { MAX_SIZES = 5, MAX_BUFFERS = 8, MAX_BENCH = 4 };
 
-typedef enum element { U8, I8, F16, I32, F32 } element;
+typedef enum element { U8, I8, I16, F16, F32 } element;
 
 /* What inputs look like. */
 typedef enum style {

@@ -7,7 +7,7 @@ enum { BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-static const size_t ROWS[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 64};
+static const size_t ROWS[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 35, 64};
 static const size_t WIDTHS[] = {32, 64, 96, 160, 576, 1536};
 
 /* ---- quantized products ---- */
@@ -35,7 +35,7 @@ static void run_quantize(trial *t) {
     out.q = take(t, "q", I8, rows * k);
     out.lo = t->size[3] == 2 ? take(t, "lo", I8, rows * k) : NULL;
     out.s = take(t, "s", F32, rows * (k / BLOCK));
-    out.sum = take(t, "sum", I32, rows * (k / BLOCK));
+    out.bias = take(t, "bias", I16, rows * (k / BLOCK) * t->size[3] * 2);
     while (running(t)) t->kernels->quantize(x, ldx, rows, k, &out);
 }
 
@@ -64,21 +64,23 @@ static mxd_act take_act(trial *t, size_t rows, size_t k, int digits) {
     x.q = take(t, "q", I8, rows * k);
     x.lo = digits == 2 ? take(t, "lo", I8, rows * k) : NULL;
     x.s = take(t, "s", F32, blocks);
-    x.sum = take(t, "sum", I32, blocks);
+    x.bias = take(t, "bias", I16, blocks * (size_t)digits * 2);
     int modest = t->style == PLAIN || t->style == TIES;
     for (size_t b = 0; b < blocks; b++) {
         int empty = pick(t, 16) == 0, exponent = modest ? (int)pick(t, 8) - 10 : (int)pick(t, 236) - 115;
         float mantissa = 1 + (float)pick(t, 1 << 23) * 0x1p-23f;
         x.s[b] = !empty ? ldexpf(mantissa, exponent) : t->style == NONFINITE ? NAN : 0;
-        x.sum[b] = 0;
+        int16_t *bias = x.bias + b * (size_t)digits * 2;
+        for (int i = 0; i < 2 * digits; i++) bias[i] = 0;
         int8_t extreme = pick(t, 2) ? 127 : -127;
         for (size_t i = 0; i < BLOCK; i++) {
             size_t at = b * BLOCK + i;
             for (int digit = 0; digit < digits; digit++) {
                 int8_t any = (int8_t)((int)pick(t, 255) - 127), q = t->style == TIES ? extreme : any;
-                (digit ? x.lo : x.q)[at] = empty ? 0 : q;
+                q = empty ? 0 : q;
+                (digit ? x.lo : x.q)[at] = q;
+                bias[2 * digit + (int)(i / 2 % 2)] -= (int16_t)(MXD_E2M1_BIAS * q);
             }
-            x.sum[b] += digits == 2 ? MXD_ACT_DIGIT * x.q[at] + x.lo[at] : x.q[at];
         }
     }
     return x;
