@@ -13,7 +13,7 @@ DELTA   ?= # e.g. models/smollm2-135m/qat.delta: a base plane that was trained
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
 
-.PHONY: help demo test test-deploy test-train lint verify build deploy rollback status emulated-pi clean
+.PHONY: help demo test test-deploy test-train lint verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,8 @@ help:
 	@echo "make deploy TARGET=rpi                             an archive with an install.sh instead"
 	@echo "make rollback|status HOST=pi@raspberrypi.local     switch back; what is deployed"
 	@echo "make verify              prove that the bundle computes the golden bits on this machine"
+	@echo "make bench               speed of this machine, beside its read bandwidth"
+	@echo "make bench-peers         the same beside llama.cpp, which it builds first (JSON=FILE, PROMPTS=FILE)"
 	@echo "make lint                ruff, mypy --strict"
 	@echo "make clean               remove what was built (not the downloaded weights)"
 
@@ -48,6 +50,20 @@ lint: $(VENV)/installed
 
 verify: $(BUNDLE)
 	$(MXDRAFT) verify -m $(BUNDLE)
+
+bench: $(BUNDLE)
+	build/host/mxdraft bench -m $(BUNDLE) --precision base
+
+# In an environment of its own: it is no dependency, and some 15 minutes of compiling.
+build/peers/installed:
+	$(PYTHON) -m venv build/peers/venv
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" build/peers/venv/bin/python -m pip install \
+		--no-binary llama-cpp-python llama-cpp-python==0.3.36
+	touch $@
+
+bench-peers: $(BUNDLE) build/peers/installed
+	$(VENV)/bin/python -m mxdraft.peers -m $(BUNDLE) --peer build/peers/venv/bin/python --directory build/peers \
+		--plot build/peers/peers.svg $(JSON:%=--json %) $(PROMPTS:%=--prompts %)
 
 build: build/$(TARGET)/mxdraft
 
