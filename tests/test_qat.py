@@ -24,7 +24,7 @@ from mxdraft.qat.loss import distillation_loss, measure_quality  # noqa: E402
 from mxdraft.qat.model import Llama  # noqa: E402
 from mxdraft.qat.recipe import Recipe, read_recipe  # noqa: E402
 from mxdraft.qat.sensitivity import by_kind, by_layer, sensitivity  # noqa: E402
-from mxdraft.qat.start import compensate, search_scale, start_quantized  # noqa: E402
+from mxdraft.qat.start import compensate, search_scale, start_quantized, within_reach  # noqa: E402
 from mxdraft.qat.train import Trainer, train_target  # noqa: E402
 from mxdraft.qat_delta import apply_delta  # noqa: E402
 
@@ -35,8 +35,8 @@ CONFIG = ModelConfig(
 RECIPE = Recipe(
     text="text.npz", context=16, held_out=2, max_repetition=0.9, start="compensate", calibration=4,
     int8_activations=False, compute="f32", steps=6, batch=2, lr=0.02, norm_lr=1e-3, warmup=1, cooldown=3,
-    beta1=0.9, beta2=0.98, gradient_clip=1.0, latent_clip=8.0, dampen=0.0, seed=0, log_every=1,
-    evaluate_every=3, checkpoint_every=3,
+    beta1=0.9, beta2=0.98, gradient_clip=1.0, latent_clip=8.0, reach=0.0, dampen=0.0, seed=0,
+    log_every=1, evaluate_every=3, checkpoint_every=3,
 )  # fmt: skip
 RECIPE_TOML = Path(__file__).parents[1] / "models" / "smollm2-135m" / "target.toml"
 
@@ -142,6 +142,40 @@ def test_compensation_beats_rounding_on_correlated_inputs() -> None:
     assert error(compensate(weight, inputs, scale)) < 0.5 * error(weight / grid)
 
 
+def test_reach_ends_at_the_last_element_that_is_near_enough() -> None:
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    scale = search_scale(weight)
+    grid = scale.repeat_interleave(32, 1)
+    rounded = round_e2m1(weight / grid)
+    largest = 6 * search_scale(weight - rounded * grid).repeat_interleave(32, 1)
+    low, high = (bound.float() for bound in within_reach(weight, scale, 6.0))
+    for bound, outwards in ((low, -1), (high, 1)):
+        assert torch.equal(round_e2m1(bound), bound)
+        kept = (weight - bound * grid).abs() <= largest
+        assert bool((kept | (bound == rounded)).all())
+        beyond = round_e2m1(bound + outwards * (0.3 + bound.abs() / 4))
+        lost = (weight - beyond * grid).abs() > largest
+        assert bool((lost | (beyond == bound)).all())
+    assert bool((low <= rounded).all() and (rounded <= high).all())
+    assert 0.5 < float((low < high).float().mean()) < 1
+
+
+def test_training_within_reach_spares_full_precision(
+    checkpoint: Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    def full_error(reach: float) -> float:
+        """Squared error of base + residual after steps so large that most elements move."""
+        trainer = Trainer(replace(RECIPE, lr=0.1, reach=reach), text, checkpoint, tmp_path / f"{reach}")
+        trainer.run()
+        total = 0.0
+        for name, plane in trainer.trained_base().planes.items():
+            left = checkpoint.tensors[name] - mx.dequantize(plane)
+            total += float(np.square(left - mx.dequantize(mx.quantize(left, "mxfp4", "search"))).sum())
+        return total
+
+    assert full_error(6.0) < 0.6 * full_error(0.0)
+
+
 def test_quantized_student_is_the_dequantized_plane(checkpoint: Checkpoint) -> None:
     student = Llama(checkpoint)
     tokens = torch.arange(32).view(2, 16)
@@ -182,7 +216,9 @@ def test_two_processes_train_as_one(checkpoint: Checkpoint, text: Path, tmp_path
     assert two.evaluate().kl == pytest.approx(one.evaluate().kl, rel=0.01)
 
 
-@pytest.mark.parametrize("variant", [{}, {"int8_activations": True}, {"compute": "bf16"}, {"dampen": 0.1}])
+@pytest.mark.parametrize(
+    "variant", [{}, {"int8_activations": True}, {"compute": "bf16"}, {"dampen": 0.1}, {"reach": 6.0}]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(
     checkpoint: Checkpoint, text: Path, tmp_path: Path, variant: dict[str, Any]
 ) -> None:

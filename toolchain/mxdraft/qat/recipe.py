@@ -32,7 +32,8 @@ class Recipe:
     beta1: float
     beta2: float
     gradient_clip: float  # largest norm of the whole gradient
-    latent_clip: float  # largest magnitude of a latent
+    latent_clip: float  # largest magnitude of a latent if ``reach`` is 0
+    reach: float  # how far an element may lie from its weight (start.within_reach); 0: anywhere
     dampen: (
         float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
     )

@@ -20,6 +20,7 @@ from mxdraft.qat.fakequant import MXLinear, round_e2m1
 from mxdraft.qat.model import Llama
 
 Start = Literal["round", "compensate"]
+_E2M1 = torch.tensor([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _DAMPING = 0.01  # of the mean diagonal, added to it: GPTQ's usual value
 _GROUP = 64  # columns whose corrections are applied to the rest in one product
 
@@ -50,6 +51,24 @@ def search_scale(weight: Tensor) -> Tensor:
     """2**exponent [out, in/32] of the rule ``search`` of mxdraft.mx."""
     code = mx.quantize(weight.detach().cpu().numpy(), "mxfp4", "search").scale
     return torch.from_numpy(np.ldexp(np.float32(1), code.astype(np.int32) - 127)).to(weight.device)
+
+
+def within_reach(weight: Tensor, scale: Tensor, reach: float) -> tuple[Tensor, Tensor]:
+    """Least and largest elements [out, in] (of E2M1, as float16) that leave the residual plane its precision.
+
+    That plane has one exponent a block too, so the element farthest from its weight decides how coarsely all
+    32 are corrected. Elements thus stay within ``reach`` times the residual's power of two that rounding
+    would leave. With 7 that exponent still serves: 7 rounds to 6, E2M1's largest, with no more error than 5
+    does. The rounded element is always allowed.
+    """
+    grid = scale.repeat_interleave(BLOCK, 1)
+    rounded = round_e2m1(weight / grid)
+    distance = reach * search_scale(weight - rounded * grid).repeat_interleave(BLOCK, 1)
+    low, high = ((weight + d) / grid for d in (-distance, distance))
+    elements = _E2M1.to(weight.device)
+    first = torch.bucketize(low, elements).clamp_(max=len(elements) - 1)
+    last = torch.bucketize(high, elements, right=True).sub_(1).clamp_(min=0)
+    return torch.minimum(elements[first], rounded).half(), torch.maximum(elements[last], rounded).half()
 
 
 def compensate(weight: Tensor, inputs: Tensor, scale: Tensor) -> Tensor:

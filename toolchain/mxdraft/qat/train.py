@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from mxdraft.qat.fakequant import round_e2m1
 from mxdraft.qat.loss import Quality, distillation_loss, measure_quality
 from mxdraft.qat.model import Llama
 from mxdraft.qat.recipe import Recipe, read_recipe
-from mxdraft.qat.start import start_quantized
+from mxdraft.qat.start import start_quantized, within_reach
 from mxdraft.qat_delta import TrainedBase, write_delta
 
 CHECKPOINT = "checkpoint.pt"
@@ -90,6 +90,8 @@ class Trainer:
             if self.processes > 1:  # unlike machines may compensate unlike
                 for tensor in self.student.state_dict().values():
                     distributed.broadcast(tensor, 0)
+        self.bounds = self._bounds(teacher)
+        self._clamp_latents()
 
     def run(self) -> None:
         """Train to the recipe's last step; log, evaluate and keep checkpoints on the way."""
@@ -143,11 +145,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["peak"]
         self.optimizer.step()
-        with torch.no_grad():
-            for linear in self.student.linears().values():
-                if recipe.dampen:
+        if recipe.dampen:
+            with torch.no_grad():
+                for linear in self.student.linears().values():
                     linear.weight.lerp_(round_e2m1(linear.weight), rate * recipe.dampen)
-                linear.weight.clamp_(-recipe.latent_clip, recipe.latent_clip)
+        self._clamp_latents()
         self.step += 1
         return float(loss), float(norm)
 
@@ -205,6 +207,19 @@ class Trainer:
             raise RefusedError(
                 f"{path} does not continue this run: {error}; remove it to start anew"
             ) from error
+
+    @torch.no_grad()
+    def _bounds(self, teacher: Llama) -> list[tuple[float, float] | tuple[Tensor, Tensor]]:
+        """Least and largest latents of each linear layer."""
+        if not self.recipe.reach:
+            return [(-self.recipe.latent_clip, self.recipe.latent_clip)] * len(teacher.linears())
+        pairs = zip(teacher.linears().values(), self.student.linears().values(), strict=True)
+        return [within_reach(t.weight, cast(Tensor, s.scale), self.recipe.reach) for t, s in pairs]
+
+    @torch.no_grad()
+    def _clamp_latents(self) -> None:
+        for linear, bounds in zip(self.student.linears().values(), self.bounds, strict=True):
+            linear.weight.clamp_(*bounds)
 
     def _batch(self, step: int) -> NDArray[np.int64]:
         per_epoch = len(self.trained) // self.recipe.batch
