@@ -16,8 +16,9 @@ torch = pytest.importorskip("torch")
 
 from mxdraft import mx  # noqa: E402
 from mxdraft.checkpoint import Checkpoint, ModelConfig, TokenizerSpec, expected_tensors  # noqa: E402
+from mxdraft.corpus import repetition  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
-from mxdraft.qat.data import read_windows, repetition  # noqa: E402
+from mxdraft.qat.data import read_windows  # noqa: E402
 from mxdraft.qat.export import trained_base  # noqa: E402
 from mxdraft.qat.fakequant import MXLinear, fake_quant_activations, round_e2m1  # noqa: E402
 from mxdraft.qat.loss import distillation_loss, measure_quality  # noqa: E402
@@ -310,7 +311,7 @@ def test_rate_rises_stays_and_falls() -> None:
 
 @pytest.mark.parametrize("name", ["target.toml", "target-gpu.toml"])
 def test_the_shipped_recipes_read(name: str) -> None:
-    assert read_recipe(RECIPE_TOML.with_name(name)).start == "compensate"
+    assert read_recipe(RECIPE_TOML.with_name(name), Recipe).start == "compensate"
 
 
 @pytest.mark.parametrize(
@@ -327,4 +328,4 @@ def test_recipe_faults_are_named(tmp_path: Path, change: tuple[str, str], messag
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE_TOML.read_text(encoding="utf-8").replace(*change, 1), encoding="utf-8")
     with pytest.raises(UsageError, match=message):
-        read_recipe(path)
+        read_recipe(path, Recipe)

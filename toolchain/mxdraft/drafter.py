@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from mxdraft.bundle import (
     F32,
     MXFP4T,
+    MXINT8T,
     TENSOR_ALIGNMENT,
+    Bundle,
     Config,
     DraftConfig,
     TensorEntry,
@@ -107,6 +109,16 @@ def draft_sections(
         end = offset + length
     yield "draft.tensors", directory
     yield "draft.weights", weights
+
+
+def draft_cost(drafter: Drafter, bundle: Bundle) -> float:
+    """Bytes that a draft step reads, as share of those of a step of the target in base precision: drafter and
+    head rows of the draft vocabulary against base plane and head, each at its size in the bundle."""
+    config = bundle.config
+    own = sum(tensor_nbytes(dtype, *shape) for _, dtype, shape in drafter.tensors(config))
+    rows = tensor_nbytes(MXINT8T, len(drafter.draft_ids), config.hidden)
+    head = tensor_nbytes(MXINT8T, config.vocab, config.hidden)
+    return (own + rows) / (bundle.sections["target.base"].length + head)
 
 
 def _tensor_bytes(drafter: Drafter, name: str) -> bytes:

@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from mxdraft import __version__
 from mxdraft.bundle import (
+    DRAFT_TARGET,
     F32,
+    MXFP4T,
     TENSOR_ALIGNMENT,
     Bundle,
     BundleWriter,
@@ -33,13 +35,22 @@ from mxdraft.bundle import (
     TensorEntry,
     align,
     golden_section,
+    required_draft_tensors,
     required_tensors,
     tensor_nbytes,
 )
 from mxdraft.chat_template import chat_pieces, chat_section
 from mxdraft.checkpoint import ModelConfig, check_config
 from mxdraft.checkpoint.huggingface import tokenizer_spec
+from mxdraft.drafter import Drafter, draft_sections
 from mxdraft.errors import RefusedError, TransferError
+from mxdraft.export.draft import (
+    FEATURES_FILE,
+    STEP_FILE,
+    DraftMetadata,
+    build_drafter,
+    target_initializers,
+)
 from mxdraft.export.graph import (
     DATA_FILE,
     GENERATION_FILE,
@@ -53,7 +64,7 @@ from mxdraft.export.graph import (
     initializer_names,
 )
 from mxdraft.files import replacing
-from mxdraft.mx import BLOCK, MXTensor
+from mxdraft.mx import BLOCK, MXTensor, Rule
 from mxdraft.ngrams import ngram_section, read_documents
 from mxdraft.tiles import to_tiles
 from mxdraft.tokenizer_section import tokenizer_section
@@ -79,7 +90,8 @@ def pack(
 ) -> None:
     """Write the bundle ``path`` from the files that ``export_model`` wrote into ``onnx_directory``.
 
-    Without ``model.full.onnx`` there, the bundle has no residual plane. ``golden``: token ids of the
+    Without ``model.full.onnx`` there, the bundle has no residual plane; without ``draft.step.onnx``, no
+    drafter. ``golden``: token ids of the
     self-test's prompts; by default, three of 24 tokens in all. ``digest`` runs them: given the path of a
     bundle whose digests are zero, it returns the digests of base and full precision as 64 hex digits (None:
     no residual); without it they stay zero. ``text``: documents (.npz) whose n-grams become the table that
@@ -91,6 +103,7 @@ def pack(
     if (onnx_directory / MODEL_FILES["full"]).exists():
         models["target.residual"] = _OnnxModel(onnx_directory, "full")
         _check_same_weights(base, models["target.residual"])
+    drafter = _read_drafter(onnx_directory, base) if (onnx_directory / STEP_FILE).exists() else None
     config = _bundle_config(base.metadata.config)
     prompts = default_prompts(config.vocab) if golden is None else golden
     entries = {
@@ -108,7 +121,12 @@ def pack(
         writer.add("golden", [golden_section(prompts, _GREEDY_TOKENS, bytes(32), bytes(32))])
         if text is not None:
             writer.add("draft.ngrams", [ngram_section(read_documents(text, config.vocab))])
-        writer.add("provenance", [_provenance(models, text)])
+        writer.add("provenance", [_provenance(models, drafter, text)])
+        if drafter is not None:
+            shared, trained, tokens = (writer.sections[name].crc for name in DRAFT_TARGET)
+            weights_section = len(writer.sections) + 2
+            for name, chunks in draft_sections(drafter, config, weights_section, (shared, trained, tokens)):
+                writer.add(name, chunks)
         writer.seal()
         temporary = Path(file.name)
         Bundle.open(temporary)
@@ -127,34 +145,35 @@ def default_prompts(vocab: int) -> list[list[int]]:
 # ---- reading the export ----
 
 
-class _OnnxModel:
-    """An exported graph, checked: valid ONNX, built by this exporter, its other files unaltered."""
+class _OnnxFile:
+    """A graph that this package wrote: valid ONNX, its other files unaltered. Subclasses know what it shall
+    compute."""
 
-    def __init__(self, directory: Path, precision: Precision) -> None:
-        self.precision = precision
+    def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
-        self._path = self.file(MODEL_FILES[precision])
+        self._path = self.file(name)
         self.sha256 = _sha256(self._path)
         try:
             onnx.checker.check_model(str(self._path), full_check=True)
-            model = onnx.load_model(self._path, load_external_data=False)
-            properties = {entry.key: entry.value for entry in model.metadata_props}
-            self.metadata = Metadata.from_json(properties["mxdraft"])
-            check_config(self.metadata.config)
-            expected = build_model(self.metadata.config, precision, list(model.graph.initializer))
+            self._model = onnx.load_model(self._path, load_external_data=False)
+            properties = {entry.key: entry.value for entry in self._model.metadata_props}
+            self._files, self._rule, expected = self._expect(properties["mxdraft"])
         except (*_INVALID_ONNX, ValueError, TypeError, KeyError) as error:
             raise self._refusal(f"not a model of this exporter: {error}") from error
-        if expected.graph != model.graph or list(expected.functions) != list(model.functions):
+        if expected.graph != self._model.graph or list(expected.functions) != list(self._model.functions):
             raise self._refusal("its graph is not what the runtime computes")
-        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        for tensor in model.graph.initializer:
-            if any(entry.key == "location" and entry.value != DATA_FILE for entry in tensor.external_data):
-                raise self._refusal(f"initializer {tensor.name} is not in {DATA_FILE}")
-        if self.metadata.files.keys() - {TEMPLATE_FILE} != {DATA_FILE, TOKENIZER_FILE, GENERATION_FILE}:
-            raise self._refusal(f"it lists other files: {', '.join(self.metadata.files)}")
-        for name, digest in self.metadata.files.items():
-            if _sha256(self.file(name)) != digest:
-                raise self._refusal(f"{name} is not the file that was exported with it")
+        self.initializers = {tensor.name: tensor for tensor in self._model.graph.initializer}
+        for tensor in self.initializers.values():
+            location = {entry.value for entry in tensor.external_data if entry.key == "location"}
+            if not location <= self._files.keys():
+                raise self._refusal(f"initializer {tensor.name} is in {location}, which it does not list")
+        for file, digest in self._files.items():
+            if _sha256(self.file(file)) != digest:
+                raise self._refusal(f"{file} is not the file that was exported with it")
+
+    def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
+        """Files that it lists, rule of its exponents, and the model that it should be."""
+        raise NotImplementedError
 
     def file(self, name: str) -> Path:
         """The path of a file beside the graph. Raises RefusedError if it is not there."""
@@ -186,10 +205,60 @@ class _OnnxModel:
         if plane is None:
             return MXTensor("mxint8", self.array(data_name, np.int8, shape), scale, "floor")
         data = self.array(data_name, np.uint8, (rows, columns // 2))
-        return MXTensor("mxfp4", data, scale, self.metadata.rule)
+        return MXTensor("mxfp4", data, scale, self._rule)
 
     def _refusal(self, message: str) -> RefusedError:
         return RefusedError(f"{self._path}: {message}; export the model again")
+
+
+class _OnnxModel(_OnnxFile):
+    """The graph of a target in one precision."""
+
+    def __init__(self, directory: Path, precision: Precision) -> None:
+        self.precision = precision
+        super().__init__(directory, MODEL_FILES[precision])
+        if self.metadata.files.keys() - {TEMPLATE_FILE} != {DATA_FILE, TOKENIZER_FILE, GENERATION_FILE}:
+            raise self._refusal(f"it lists other files: {', '.join(self.metadata.files)}")
+
+    def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
+        self.metadata = Metadata.from_json(metadata)
+        check_config(self.metadata.config)
+        expected = build_model(self.metadata.config, self.precision, list(self._model.graph.initializer))
+        return self.metadata.files, self.metadata.rule, expected
+
+
+class _OnnxDrafter(_OnnxFile):
+    """One of the two graphs of a drafter."""
+
+    def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
+        self.metadata = DraftMetadata.from_json(metadata)
+        check_config(self.metadata.config)
+        expected = build_drafter(self._path.name, self.metadata, self._model.graph.initializer)
+        return self.metadata.files, "search", expected
+
+
+def _read_drafter(directory: Path, base: _OnnxModel) -> Drafter:
+    """The drafter in the ONNX files, which must be of the target's export."""
+    features, step = (_OnnxDrafter(directory, name) for name in (FEATURES_FILE, STEP_FILE))
+    metadata = step.metadata
+    if features.metadata != metadata:
+        raise RefusedError("the drafter's two graphs are of different exports; export them together")
+    same = {name: step.initializers[name] for name in target_initializers(metadata.config)}
+    if any(base.initializers.get(name) != tensor for name, tensor in same.items()) or (
+        metadata.files[DATA_FILE] != base.metadata.files[DATA_FILE]
+    ):
+        raise RefusedError("the drafter's graphs are of another export than the target's; export both again")
+    planes, norms = {}, {}
+    layers = tuple(metadata.feature_layers)
+    for name, dtype, shape in required_draft_tensors(metadata.config, len(layers), metadata.vocab):
+        graph = features if name.startswith("feature_") else step
+        if dtype == MXFP4T:
+            planes[name] = graph.quantized(name, "base", shape)
+        elif dtype == F32:
+            norms[name] = graph.array(name, np.float32, shape[1:])
+    ids = step.array("draft_ids", np.int64, (metadata.vocab,)).astype(np.uint32)
+    calibration = tuple((i, r) for i, r in metadata.calibration)
+    return Drafter(layers, planes, norms, ids, calibration, metadata.source_sha256, metadata.meta)
 
 
 def _check_same_weights(base: _OnnxModel, full: _OnnxModel) -> None:
@@ -255,7 +324,7 @@ def _text_sections(model: _OnnxModel) -> dict[str, bytes]:
     return sections
 
 
-def _provenance(models: dict[str, _OnnxModel], text: Path | None) -> bytes:
+def _provenance(models: dict[str, _OnnxModel], drafter: Drafter | None, text: Path | None) -> bytes:
     metadata = models["target.base"].metadata
     graphs = {MODEL_FILES[model.precision]: model.sha256 for model in models.values()}
     tools = {name: version(name) for name in ("numpy", "onnx", "onnxruntime")}
@@ -264,6 +333,7 @@ def _provenance(models: dict[str, _OnnxModel], text: Path | None) -> bytes:
         "source_sha256": metadata.source_sha256,
         "rule": metadata.rule,
         "recipe": metadata.recipe,
+        "drafter": None if drafter is None else drafter.meta,
         "versions": {"mxdraft": __version__, **tools},
         "sha256": metadata.files | graphs,
     }

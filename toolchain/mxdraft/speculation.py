@@ -1,26 +1,20 @@
-"""What drafting buys: the same prompts through each drafter in turns, with the output compared token by token."""
+"""What drafting buys: the same prompts through each drafter in turns, and the outputs compared."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mxdraft.errors import NumericError, RefusedError
+import numpy as np
+
+from mxdraft.acceptance import LOW_REPETITION, Prompt
+from mxdraft.corpus import repetition
+from mxdraft.errors import NumericError
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 from mxdraft.runtime.engine import Draft
-
-LOW_REPETITION = 0.15  # share of repeated 4-grams below which a text counts as one that does not loop
-
-
-@dataclass(frozen=True)
-class Prompt:
-    task: str
-    text: str
 
 
 @dataclass
@@ -36,35 +30,10 @@ class Run:
         return float(self.stats[draft]["decode_tok_per_s"])
 
 
-def read_prompts(path: Path, tasks: Sequence[str], count: int) -> list[Prompt]:
-    """The first ``count`` prompts of each task (all tasks if none is named) in a JSON-lines file of objects with
-    ``turns`` (the first one is taken) and ``task``. Raises RefusedError."""
-    taken: dict[str, list[Prompt]] = {}
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            prompt = Prompt(str(entry.get("task", "")), str(entry["turns"][0]))
-            of_task = taken.setdefault(prompt.task, [])
-            if len(of_task) < count and (not tasks or prompt.task in tasks):
-                of_task.append(prompt)
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise RefusedError(f"{path} is no list of prompts (JSON lines with 'turns'): {error}") from error
-    prompts = [prompt for of_task in taken.values() for prompt in of_task]
-    if not prompts:
-        raise RefusedError(f"{path} has no prompt of {', '.join(tasks) or 'any task'}")
-    return prompts
-
-
-def repetition(tokens: Sequence[int]) -> float:
-    """Share of 4-grams that occurred before in the text."""
-    grams = list(zip(*(tokens[i:] for i in range(4)), strict=False))
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
 def compare(
     model: Model, engines: dict[Draft, Engine], prompts: Iterable[Prompt], tokens: int, **sampling: Any
 ) -> Iterator[Run]:
-    """Generate up to ``tokens`` tokens for each prompt with each engine, every time beginning with another one.
+    """Generate up to ``tokens`` tokens for each prompt with each engine, beginning with another one each time.
 
     Raises NumericError if a drafter changes the output: that must not happen.
     """
@@ -79,7 +48,7 @@ def compare(
                     pass
                 generated = sequence.tokens[len(ids) :]
                 if run is None:
-                    expected, run = generated, Run(prompt, len(generated), repetition(generated))
+                    expected, run = generated, Run(prompt, len(generated), repetition(np.array(generated)))
                 if generated != expected:
                     raise NumericError(f"--draft {draft} changed the output of {prompt.text!r}")
                 run.stats[draft] = sequence.stats
@@ -89,8 +58,8 @@ def compare(
 
 
 def summary(runs: Sequence[Run], drafts: Sequence[Draft]) -> dict[str, Any]:
-    """By drafter: median tok/s, its ratio to the first drafter's (median over prompts, and of total times), tokens
-    a step, share of drafted tokens accepted."""
+    """By drafter: median tok/s, its ratio to the first drafter's (median over prompts, and of total times),
+    tokens a step, share of drafted tokens accepted, share of the time spent drafting."""
     result: dict[str, Any] = {"prompts": len(runs)}
     for draft in drafts:
         stats = [run.stats[draft] for run in runs]

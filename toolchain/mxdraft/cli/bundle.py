@@ -33,19 +33,25 @@ def fetch(name: str, cache: Path | None, no_progress: bool) -> None:
 @click.argument("source", type=_path)
 @click.option("-o", "directory", metavar="DIR", type=_path, required=True, help="Directory to write to.")
 @click.option("--delta", metavar="FILE", type=_path, help="What training made of these weights.")
+@click.option("--drafter", metavar="FILE", type=_path, help="A drafter that was trained for these weights.")
 @word_option("--rule", ("search", "floor"), "search", "How block exponents are chosen.")
-def export(source: Path, directory: Path, delta: Path | None, rule: Rule) -> None:
+def export(source: Path, directory: Path, delta: Path | None, drafter: Path | None, rule: Rule) -> None:
     """Write a model's ONNX files, base and full precision, and print their paths.
 
     SOURCE is a .gguf file or a directory with a Hugging Face model.
     """
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.export import export_model
+    from mxdraft.drafter import load_drafter
+    from mxdraft.export import export_drafter, export_model
     from mxdraft.qat_delta import apply_delta
 
     checkpoint = load_checkpoint(source)
     trained = None if delta is None else apply_delta(delta, checkpoint)
-    for path in export_model(checkpoint, directory, rule, trained).values():
+    drafting = None if drafter is None else load_drafter(drafter, checkpoint.config)
+    paths = list(export_model(checkpoint, directory, rule, trained).values())
+    if drafting is not None:
+        paths += export_drafter(drafting, directory).values()
+    for path in paths:
         _emit_line(path)
 
 
@@ -101,7 +107,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
     _emit_line("\n".join(lines))
 
 
-_DTYPES = {1: "F32", 2: "MXFP4T", 3: "MXINT8T"}
+_DTYPES = {1: "F32", 2: "MXFP4T", 3: "MXINT8T", 4: "U32"}
 
 
 def _golden_digests(bundle: Path) -> tuple[str, str | None]:

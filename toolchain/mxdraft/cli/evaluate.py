@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Unpack, get_args
+from typing import Any, Unpack, get_args
 
 import click
 
@@ -109,7 +109,9 @@ def quality(
 @model_option
 @click.option("--prompts", type=_path, required=True, help="JSON lines with 'turns' and 'task'.")
 @click.option("--task", "tasks", multiple=True, help="Only prompts of this task; repeatable.")
-@click.option("--count", type=whole(1, 1 << 16), default="20", help="Prompts of each task.")
+@click.option(
+    "--per-task", "count", type=whole(0, 1 << 20), default="20", help="Prompts of each task; 0 = all."
+)
 @click.option(
     "--draft", "drafts", multiple=True, default=("off", "auto"), help="Drafters to compare; repeatable."
 )
@@ -129,12 +131,13 @@ def speculation(
     **options: Unpack[EngineOptions],
 ) -> None:
     """Speed of each drafter beside the first one, prompt by prompt in turns; all must write the same text."""
-    from mxdraft.speculation import compare, read_prompts, report
+    from mxdraft.acceptance import read_prompts
+    from mxdraft.speculation import compare, report
 
     for draft in drafts:
         if draft not in get_args(Draft):
             raise UsageError(f"--draft: '{draft}': expected one of {', '.join(get_args(Draft))}")
-    chosen = read_prompts(prompts, tasks, count)
+    chosen = [prompt for prompt in read_prompts(prompts, count) if not tasks or prompt.task in tasks]
     Interrupt()
     runs = []
     with Model(bundle) as model:
@@ -148,7 +151,7 @@ def speculation(
             speeds = ", ".join(f"{draft} {run.speed(draft):.1f}" for draft in engines)
             note(f"{len(runs)}/{len(chosen)} {run.prompt.task}: {run.tokens} tokens, tok/s: {speeds}")
     if not runs:
-        raise RefusedError(f"{prompts}: no prompt made more than one token")
+        raise RefusedError(f"{prompts}: no prompt of these tasks made more than one token")
     results = report(runs, list(engines))
     emit(
         f"{'':<18}{'draft':<8}{'tok/s':>8}{'speedup':>9}{'total':>7}{'tok/step':>10}{'accepted':>10}\n".encode()
@@ -168,3 +171,97 @@ def speculation(
         ]
         with replacing(json_path) as file:
             file.write(json.dumps(facts | {"results": results, "runs": each}, indent=1).encode())
+
+
+@evaluate.command(
+    epilog="Example: mxdraft evaluate acceptance -m build/smollm2-135m.mxb --drafter "
+    "models/smollm2-135m/drafter.npz --prompts spec_bench_open.jsonl --run build/acceptance "
+    "--json acceptance.json --plot acceptance.png"
+)
+@model_option
+@click.option(
+    "--drafter", "drafters", metavar="[NAME=]FILE", multiple=True, required=True, help="Repeatable."
+)
+@click.option("--prompts", type=_path, required=True, help="JSON lines with task and turns (Spec-Bench).")
+@click.option("--run", "directory", metavar="DIR", type=_path, required=True, help="Where rollouts are kept.")
+@click.option("--per-task", type=whole(0, 1 << 20), default="0", help="Prompts of each task; 0 = all.")
+@click.option("--temp", "temperature", type=real(0, 100), default="0", help="Temperature; 0 = greedy.")
+@click.option("-n", "tokens", type=whole(2, 1 << 16), default="128", help="Most tokens of an answer.")
+@click.option("--depth", type=whole(1, 8), default="4", help="Longest draft.")
+@click.option("--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file.")
+@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg).")
+def acceptance(
+    bundle: str,
+    drafters: tuple[str, ...],
+    prompts: Path,
+    directory: Path,
+    per_task: int,
+    temperature: float,
+    tokens: int,
+    depth: int,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Draft tokens that base precision accepts, of drafters, of lookup and of both, by task.
+
+    The runtime writes the answers; drafting is then replayed in torch (needs mxdraft[train]).
+    """
+    import torch
+
+    from mxdraft.acceptance import read_prompts, report, write_rollouts
+    from mxdraft.bundle import Bundle
+    from mxdraft.drafter import draft_cost, load_drafter
+    from mxdraft.qat.draft_table import draft_tables, rollout_features
+    from mxdraft.qat.drafter import restored
+    from mxdraft.qat.features import base_target
+
+    named = dict(_named(drafter) for drafter in drafters)
+    asked = read_prompts(prompts, per_task)
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = directory / f"rollouts-{per_task}-{tokens}-{temperature:g}.npz"
+
+    def tell(done: int, total: int) -> None:
+        note(f"{done}/{total} answers")
+
+    with Model(bundle) as model:
+        rollouts = write_rollouts(model, asked, kept, temperature, tokens, progress=tell)
+    opened = Bundle.open(Path(bundle))
+    target = base_target(opened)
+    results = {}
+    for name, path in named.items():
+        drafter = load_drafter(path, target.config)
+        layers = "-".join(map(str, drafter.feature_layers))
+        features = rollout_features(
+            target, drafter.feature_layers, rollouts, kept.with_name(f"{kept.stem}-{layers}.npy")
+        )
+        ids = torch.from_numpy(drafter.draft_ids.astype("int64"))
+        tables = draft_tables(restored(drafter, target.config), ids, features, rollouts, depth)
+        results[name] = report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
+        _emit_acceptance(name, results[name])
+    if json_path:
+        facts = {"temperature": temperature, "tokens": tokens, "bundle": bundle, "prompts": len(rollouts)}
+        with replacing(json_path) as file:
+            file.write(json.dumps({"results": results, **facts}, indent=1).encode())
+    if plot_path:
+        from mxdraft.plot import plot_acceptance
+
+        plot_acceptance(results, plot_path)
+
+
+def _named(drafter: str) -> tuple[str, Path]:
+    """Name and path of NAME=FILE; a file alone is called by its stem."""
+    name, separator, path = drafter.rpartition("=")
+    return (name, Path(path)) if separator else (Path(drafter).stem, Path(drafter))
+
+
+def _emit_acceptance(drafter: str, by_group: dict[str, dict[str, dict[str, Any]]]) -> None:
+    depth = len(next(iter(by_group.values()))["drafter"]["tau"])
+    taus = "".join(f"  tau {k}" for k in range(1, depth + 1))
+    alphas = "".join(f" alpha {k}" for k in range(1, depth + 1))
+    emit(f"{drafter:<18}{'method':<9}{'texts':>6}{taus}{alphas}  speed-up\n".encode())
+    for group, by_method in by_group.items():
+        for method, m in by_method.items():
+            numbers = "".join(f"{t:7.3f}" for t in m["tau"].values())
+            numbers += "".join(f"{a:8.3f}" for a in m["alpha"])
+            best = f"{m['speed_up']:8.3f} at {m['speed_up_depth']}"
+            emit(f"{group:<18}{method:<9}{m['rollouts']:>6}{numbers}{best}\n".encode())

@@ -1,5 +1,6 @@
 """Checkpoint to ONNX files, and running those on a stock onnxruntime."""
 
+from mxdraft.export.draft import export_drafter
 from mxdraft.export.graph import (
     DATA_FILE,
     GENERATION_FILE,
@@ -20,6 +21,7 @@ __all__ = [
     "TOKENIZER_FILE",
     "OnnxRunner",
     "Precision",
+    "export_drafter",
     "export_model",
     "initializer_names",
 ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Literal, Self
 import numpy as np
 import onnx
 import onnx.helper
+import onnx.numpy_helper
 from numpy.typing import NDArray
 from onnx import TensorProto
 
@@ -52,6 +53,7 @@ _DTYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.uint8): TensorProto.UINT8,
     np.dtype(np.int8): TensorProto.INT8,
+    np.dtype(np.int64): TensorProto.INT64,
 }
 
 
@@ -103,11 +105,11 @@ def export_model(
     except OSError as error:
         raise TransferError(f"cannot make {directory}: {error.strerror}") from error
     with replacing(directory / DATA_FILE) as file:
-        data = _DataFile(file)
+        data = DataFile(file, DATA_FILE)
         initializers = _store_weights(checkpoint, trained, rule, data)
     digests = {DATA_FILE: data.sha256()}
     for name, text in _text_files(checkpoint).items():
-        digests[name] = _write(directory / name, text.encode("utf-8"))
+        digests[name] = write_file(directory / name, text.encode("utf-8"))
     paths: dict[Precision, Path] = {}
     for precision, name in MODEL_FILES.items():
         metadata = Metadata(
@@ -123,7 +125,7 @@ def export_model(
         model = build_model(checkpoint.config, precision, initializers[precision])
         onnx.helper.set_model_props(model, {"mxdraft": metadata.to_json()})
         paths[precision] = directory / name
-        _write(paths[precision], model.SerializeToString(deterministic=True))
+        write_file(paths[precision], model.SerializeToString(deterministic=True))
         onnx.checker.check_model(str(paths[precision]), full_check=True)
     return paths
 
@@ -139,11 +141,12 @@ def rope_tables(config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.fl
 # ---- weights ----
 
 
-class _DataFile:
-    """The file of external data: appends arrays and says where they are."""
+class DataFile:
+    """A file of external data, which will be called ``name``: appends arrays and says where they are."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
+        self._name = name
         self._digest = hashlib.sha256()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
@@ -152,7 +155,7 @@ class _DataFile:
         self._append(np.ascontiguousarray(array).data)
         tensor = TensorProto(name=name, data_type=_DTYPES[array.dtype], dims=array.shape)
         tensor.data_location = TensorProto.EXTERNAL
-        for key, value in {"location": DATA_FILE, "offset": offset, "length": array.nbytes}.items():
+        for key, value in {"location": self._name, "offset": offset, "length": array.nbytes}.items():
             tensor.external_data.add(key=key, value=str(value))
         return tensor
 
@@ -169,7 +172,7 @@ class _DataFile:
 
 
 def _store_weights(
-    checkpoint: Checkpoint, trained: TrainedBase | None, rule: Rule, data: _DataFile
+    checkpoint: Checkpoint, trained: TrainedBase | None, rule: Rule, data: DataFile
 ) -> dict[Precision, list[TensorProto]]:
     """Quantize and write all weights; returns the initializers of each graph."""
     cosine, sine = rope_tables(checkpoint.config)
@@ -195,7 +198,7 @@ def _store_weights(
 # ---- graph ----
 
 
-class _Graph:
+class Graph:
     """Nodes and values as they are added; an output is named after the module that computes it."""
 
     def __init__(self, config: ModelConfig, precision: Precision) -> None:
@@ -210,13 +213,18 @@ class _Graph:
         self.nodes.append(node)
         return output
 
+    def constant(self, name: str, value: NDArray[Any]) -> str:
+        node = onnx.helper.make_node("Constant", [], [name], name, value=onnx.numpy_helper.from_array(value))
+        self.nodes.append(node)
+        return name
+
     def mx_op(self, kind: str, inputs: list[str], output: str, width: int, **attributes: Any) -> str:
         """An operator of the domain ``mxdraft``, with f32 [batch, sequence, width] as output.
 
         Its shape is stated, for inference does not see into functions and gets Attention wrong behind an
         unknown width.
         """
-        self.values.append(_value(output, TensorProto.FLOAT, ["batch", "sequence", width]))
+        self.values.append(value_info(output, TensorProto.FLOAT, ["batch", "sequence", width]))
         return self.op(kind, inputs, output, domain=DOMAIN, **attributes)
 
     def linear(self, x: str, module: str, width: int) -> str:
@@ -253,59 +261,86 @@ class _Graph:
         self.nodes.append(node)
         return self.linear(module, f"{module}.o_proj", c.hidden)
 
+    def layer(self, x: str, layer: int) -> str:
+        """A whole layer; its output is named after it."""
+        prefix = f"model.layers.{layer}"
+        normed = self.norm(x, f"{prefix}.input_layernorm")
+        attention = self.attention(normed, f"{prefix}.self_attn", layer)
+        x = self.op("Add", [x, attention], f"{prefix}.attention_residual")
+        normed = self.norm(x, f"{prefix}.post_attention_layernorm")
+        return self.op("Add", [x, self.feed_forward(normed, f"{prefix}.mlp")], prefix)
+
     def feed_forward(self, x: str, module: str) -> str:
         c = self.config
         gate = self.op("Swish", [self.linear(x, f"{module}.gate_proj", c.ffn)], f"{module}.act_fn")
         up = self.linear(x, f"{module}.up_proj", c.ffn)
         return self.linear(self.op("Mul", [gate, up], f"{module}.mul"), f"{module}.down_proj", c.hidden)
 
+    def model(
+        self,
+        name: str,
+        inputs: Mapping[str, tuple[int, Sequence[int]]],
+        outputs: Mapping[str, int],
+        layers: int,
+        initializers: list[TensorProto],
+    ) -> onnx.ModelProto:
+        """The model of these nodes. ``inputs``: type, and axes behind [batch, sequence];
+        ``outputs``: f32 [batch, sequence, width]; ``layers``: how many have a cache, an input and an output.
+        """
+        c = self.config
+        caches = [f"{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
+        past: list[str | int] = ["batch", c.kv_heads, "past", c.head_dim]
+        present: list[str | int] = ["batch", c.kv_heads, "total", c.head_dim]
+        rows = ["batch", "sequence"]
+        proto = onnx.helper.make_graph(
+            self.nodes,
+            name,
+            inputs=[
+                *(value_info(key, dtype, [*rows, *axes]) for key, (dtype, axes) in inputs.items()),
+                *(value_info(f"past_key_values.{cache}", TensorProto.FLOAT, past) for cache in caches),
+            ],
+            outputs=[
+                *(value_info(key, TensorProto.FLOAT, [*rows, width]) for key, width in outputs.items()),
+                *(value_info(f"present.{cache}", TensorProto.FLOAT, present) for cache in caches),
+            ],
+            initializer=initializers,
+            value_info=self.values,
+        )
+        return onnx.helper.make_model(
+            proto,
+            opset_imports=[
+                onnx.helper.make_opsetid("", OPSET),
+                onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION),
+            ],
+            functions=functions(),
+            ir_version=_IR_VERSION,
+            producer_name="mxdraft",
+            producer_version=__version__,
+        )
+
 
 def build_model(
     config: ModelConfig, precision: Precision, initializers: list[TensorProto]
 ) -> onnx.ModelProto:
-    graph = _Graph(config, precision)
+    graph = Graph(config, precision)
     embedding = initializer_names("model.embed_tokens.weight", None)
     head = embedding if config.tied else initializer_names("lm_head.weight", None)
     x = graph.mx_op("MXINT8Embedding", ["input_ids", *embedding], "model.embed_tokens", config.hidden)
     for layer in range(config.layers):
-        prefix = f"model.layers.{layer}"
-        normed = graph.norm(x, f"{prefix}.input_layernorm")
-        attention = graph.attention(normed, f"{prefix}.self_attn", layer)
-        x = graph.op("Add", [x, attention], f"{prefix}.attention_residual")
-        normed = graph.norm(x, f"{prefix}.post_attention_layernorm")
-        x = graph.op("Add", [x, graph.feed_forward(normed, f"{prefix}.mlp")], prefix)
+        x = graph.layer(x, layer)
     normed = graph.norm(x, "model.norm")
     graph.op("MXINT8MatMul", [normed, *head], "logits", domain=DOMAIN, **graph.activations)
 
-    caches = [f"{layer}.{kind}" for layer in range(config.layers) for kind in ("key", "value")]
-    past: list[str | int] = ["batch", config.kv_heads, "past", config.head_dim]
-    present: list[str | int] = ["batch", config.kv_heads, "total", config.head_dim]
-    proto = onnx.helper.make_graph(
-        graph.nodes,
+    return graph.model(
         f"llama_{precision}",
-        inputs=[
-            _value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
-            _value("position_ids", TensorProto.INT64, ["batch", "sequence"]),
-            *(_value(f"past_key_values.{cache}", TensorProto.FLOAT, past) for cache in caches),
-        ],
-        outputs=[
-            _value("logits", TensorProto.FLOAT, ["batch", "sequence", config.vocab]),
-            *(_value(f"present.{cache}", TensorProto.FLOAT, present) for cache in caches),
-        ],
-        initializer=initializers,
-        value_info=graph.values,
-    )
-    return onnx.helper.make_model(
-        proto,
-        opset_imports=[onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
-        functions=functions(),
-        ir_version=_IR_VERSION,
-        producer_name="mxdraft",
-        producer_version=__version__,
+        inputs={"input_ids": (TensorProto.INT64, []), "position_ids": (TensorProto.INT64, [])},
+        outputs={"logits": config.vocab},
+        layers=config.layers,
+        initializers=initializers,
     )
 
 
-def _value(name: str, dtype: int, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
+def value_info(name: str, dtype: int, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -321,7 +356,7 @@ def _text_files(checkpoint: Checkpoint) -> dict[str, str]:
     return files
 
 
-def _write(path: Path, data: bytes) -> str:
+def write_file(path: Path, data: bytes) -> str:
     with replacing(path) as file:
         file.write(data)
     return hashlib.sha256(data).hexdigest()

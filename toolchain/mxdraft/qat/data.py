@@ -35,12 +35,6 @@ def read_windows(path: Path, context: int, vocab: int) -> NDArray[np.int64]:
     return tokens[: count * context].reshape(count, context)
 
 
-def repetition(window: NDArray[np.int64]) -> float:
-    """Share of a window's 4-grams that occurred before in it: small models loop, and loops teach little."""
-    grams = np.lib.stride_tricks.sliding_window_view(window, 4)
-    return 1 - len(np.unique(grams, axis=0)) / len(grams)
-
-
 def epoch_order(windows: NDArray[np.int64], epoch: int, seed: int) -> NDArray[np.int64]:
     """``windows`` in the order of an epoch: a function of its arguments alone, for exact resume."""
     return np.asarray(np.random.default_rng((seed, epoch)).permutation(windows))
@@ -56,8 +50,8 @@ class Teacher:
         self.model = model
         self.windows = windows
         shape = (*windows.shape, model.head.shape[1])
-        self.states = _open_array(cache, shape, np.float16)
-        self.known = _open_array(cache.with_suffix(".known.npy"), (len(windows),), np.bool_)
+        self.states = open_array(cache, shape, np.float16)
+        self.known = open_array(cache.with_suffix(".known.npy"), (len(windows),), np.bool_)
 
     def hidden(self, index: NDArray[np.int64]) -> Tensor:
         """States [B, T, hidden] of windows ``index`` [B], rounded as the file holds them even if new."""
@@ -69,7 +63,8 @@ class Teacher:
         return torch.from_numpy(self.states[index].astype(np.float32))
 
 
-def _open_array(path: Path, shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
+def open_array(path: Path, shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
+    """A memory-mapped .npy file, made if it is not there. Raises RefusedError if it has another shape."""
     if path.exists():
         array = np.lib.format.open_memmap(path, mode="r+")
         if array.shape != shape or array.dtype != dtype:

@@ -6,25 +6,19 @@ import math
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from mxdraft.errors import UsageError
 
+Kind = TypeVar("Kind", bound="Schedule")
+
 
 @dataclass(frozen=True)
-class Recipe:
-    """One QAT run of a target. ``lr`` is in grid units (fakequant.py), ``norm_lr`` absolute."""
+class Schedule:
+    """What every kind of training has."""
 
-    text: str  # teacher text (.npz), relative to the recipe
-    context: int  # tokens a window
-    held_out: int  # windows at the end of the text that never train
-    max_repetition: float  # windows whose share of repeated 4-grams is larger do not train
-    start: Literal["round", "compensate"]
-    calibration: int  # windows that ``compensate`` looks at
-    int8_activations: bool
-    compute: Literal["f32", "bf16"]  # of the student's matrix products; weights and optimizer stay f32
+    compute: Literal["f32", "bf16"]  # of matrix products; weights and optimizer stay f32
     steps: int
-    batch: int  # windows a step, over all processes
     lr: float
     norm_lr: float
     warmup: int  # steps of linear rise
@@ -51,23 +45,64 @@ class Recipe:
         return min(rise, fall, 1.0)
 
 
-def read_recipe(path: Path) -> Recipe:
-    """Read and check a recipe. Raises UsageError that names the file and the key at fault."""
+@dataclass(frozen=True)
+class Recipe(Schedule):
+    """QAT of a target. ``lr`` is in grid units (fakequant.py), ``norm_lr`` absolute."""
+
+    text: str  # teacher text (.npz), relative to the recipe
+    context: int  # tokens a window
+    held_out: int  # windows at the end of the text that never train
+    max_repetition: float  # windows whose share of repeated 4-grams is larger do not train
+    start: Literal["round", "compensate"]
+    calibration: int  # windows that ``compensate`` looks at
+    int8_activations: bool
+    batch: int  # windows a step, over all processes
+    dampen: (
+        float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
+    )
+
+
+@dataclass(frozen=True)
+class DraftRecipe(Schedule):
+    """Training of a drafter on a frozen target. ``lr`` and ``norm_lr`` are absolute, ``quantized_lr`` is in
+    grid units."""
+
+    architecture: Literal["fused", "block"]  # the runtime has ``fused`` (drafter.py)
+    texts: list[str]  # corpora (mxdraft.corpus), relative to the recipe
+    share: float  # of the documents that may train, how many do: 1 is all, the first ones are taken
+    held_out: int  # documents, the last of each corpus, that never train; they calibrate the confidence
+    feature_layers: list[int]  # behind so many layers of the target its residual stream is read
+    vocab: int  # tokens of the static draft vocabulary
+    ridge: int  # documents from which the input maps are computed before training
+    unroll_at: list[int]  # training steps from which on the loss has 1, 2, … draft steps; the first is 0
+    unroll_decay: float  # weight of a draft step's loss relative to the step before
+    batch: int  # tokens a step, padding included, over all processes
+    quantize_at: int  # step at which the weights begin to be read through MXFP4; ``steps``: never
+    quantized_lr: float
+    weight_decay: float
+
+
+def read_recipe(path: Path, kind: type[Kind]) -> Kind:
+    """Read and check a recipe of a kind. Raises UsageError that names the file and the key at fault."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"recipe {path}: {error}") from error
-    hints = get_type_hints(Recipe)
+    hints = get_type_hints(kind)
     for name in values:
         if name not in hints:
             raise UsageError(f"recipe {path}: unknown key '{name}'; known are {', '.join(hints)}")
-    for field in fields(Recipe):
+    for field in fields(kind):
         if field.name not in values:
             raise UsageError(f"recipe {path}: key '{field.name}' is missing")
         value, wanted = values[field.name], hints[field.name]
         if wanted is float and type(value) is int:
             values[field.name] = value = float(value)
-        if choices := get_args(wanted):
+        if get_origin(wanted) is list:
+            (item,) = get_args(wanted)
+            if type(value) is not list or not value or any(type(v) is not item for v in value):
+                raise UsageError(f"recipe {path}: {field.name} = {value!r} is no list of {item.__name__}")
+        elif choices := get_args(wanted):
             if value not in choices:
                 raise UsageError(f"recipe {path}: {field.name} = {value!r} is none of {', '.join(choices)}")
         elif type(value) is not wanted:
@@ -75,6 +110,6 @@ def read_recipe(path: Path) -> Recipe:
         elif wanted in (int, float) and value < 0:
             raise UsageError(f"recipe {path}: {field.name} = {value} is negative")
     for name in ("context", "held_out", "steps", "batch", "log_every", "evaluate_every", "checkpoint_every"):
-        if values[name] == 0:
+        if values.get(name) == 0:
             raise UsageError(f"recipe {path}: {name} must be at least 1")
-    return Recipe(**values)
+    return kind(**values)

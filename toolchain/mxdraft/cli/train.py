@@ -1,0 +1,87 @@
+"""train: text, base plane and drafter. Imports are local, for two of the three need the extra ``train``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from mxdraft.cli._options import model_option, whole
+from mxdraft.cli._terminal import note
+from mxdraft.runtime import Model
+
+_path = click.Path(path_type=Path)
+_recipe_option = click.option(
+    "--recipe", metavar="FILE", type=_path, required=True, help="TOML file with the training's settings."
+)
+_run_option = click.option(
+    "--run", "directory", metavar="DIR", type=_path, required=True, help="Checkpoints and log; continued."
+)
+_output_option = click.option("-o", "output", metavar="FILE", type=_path, required=True, help="The result.")
+
+
+@click.group()
+def train() -> None:
+    """Make a model live in MXFP4, and a drafter for it. Whatever was begun is continued."""
+
+
+@train.command(
+    epilog="Example: mxdraft train text -m build/smollm2-135m.mxb --documents 4000 -o base_text.npz"
+)
+@model_option
+@_output_option
+@click.option("--documents", type=whole(1, 1 << 24), required=True, help="How many, loops included.")
+@click.option("--seed", type=whole(0, (1 << 63) - 1), default="0", help="Of the whole file.")
+@click.option("-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers.")
+def text(bundle: str, output: Path, documents: int, seed: int, threads: int) -> None:
+    """Let base precision write training text: user turns and answers, from nothing but the chat template.
+
+    Document i of a seed is always the same. Ctrl-C keeps what is finished; the same command goes on, and more
+    --documents prolong a file.
+    """
+    from mxdraft.corpus import Corpus, write_corpus
+
+    def tell(corpus: Corpus) -> None:
+        written = len(corpus.documents) + len(corpus.dropped)
+        if written % 48 == 0 or written == documents:
+            loops = len(corpus.dropped)
+            note(f"{written}/{documents} documents, {corpus.tokens} tokens, {loops} loops left out")
+
+    with Model(bundle) as model:
+        write_corpus(model, output, documents, seed, threads, progress=tell)
+
+
+@train.command(
+    epilog='Example: mxdraft train target "$(mxdraft fetch smollm2-135m)" '
+    "--recipe models/smollm2-135m/target.toml --run build/qat -o models/smollm2-135m/qat.delta"
+)
+@click.argument("weights", type=_path)
+@_recipe_option
+@_run_option
+@_output_option
+def target(weights: Path, recipe: Path, directory: Path, output: Path) -> None:
+    """Train the base plane of WEIGHTS (a .gguf file or a Hugging Face directory) to live in MXFP4."""
+    from mxdraft.checkpoint import load_checkpoint
+    from mxdraft.qat.train import train_target
+
+    train_target(recipe, load_checkpoint(weights), directory, output)
+
+
+@train.command(
+    epilog="Example: mxdraft train drafter -m build/smollm2-135m.mxb "
+    "--recipe models/smollm2-135m/drafter.toml --run build/drafter -o models/smollm2-135m/drafter.npz"
+)
+@model_option
+@_recipe_option
+@_run_option
+@_output_option
+def drafter(bundle: str, recipe: Path, directory: Path, output: Path) -> None:
+    """Train a drafter for the base precision of BUNDLE."""
+    from mxdraft.qat.draft_train import train_drafter
+
+    def tell(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            note(f"\x1b[1A\x1b[2Kfeatures of {done}/{total} tokens new")
+
+    train_drafter(recipe, Path(bundle), directory, output, tell)
