@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,15 @@ import tiny
 from clib import KERNELS, REPOSITORY, RUNTIME, compile_c, native
 from mxdraft.export import export_model
 from mxdraft.pack import pack
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of the tests' own, for what programs measure; textlib.py has looked for weights in the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MXDRAFT_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,9 @@ HEADERS = [RUNTIME / "src" / name for name in ("tokenizer.h", "chat.h", "utf8.h"
 CC = shlex.split(os.environ.get("CC", "cc"))
 FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
 
+# Where the user's are: the tests have a cache of their own later (conftest.py).
+WEIGHTS = default_cache() / Path(known_models()["smollm2-135m"].member).name
+
 BAD_TOKENIZER, BAD_CHAT = 34, 35
 ERR_ARGUMENT, ERR_BUFFER = 1, 7
 NO_TOKEN = 0xFFFFFFFF
@@ -54,10 +57,9 @@ def library() -> tuple[Any, Any]:
 @cache
 def smollm2() -> tuple[TokenizerSpec, str]:
     """SmolLM2's tokenizer and chat template; skips the test if its weights are not in the cache."""
-    weights = default_cache() / Path(known_models()["smollm2-135m"].member).name
-    if not weights.exists():
+    if not WEIGHTS.exists():
         pytest.skip("SmolLM2 is not in the cache: run `mxdraft fetch smollm2-135m`")
-    checkpoint = load_gguf(weights)
+    checkpoint = load_gguf(WEIGHTS)
     assert checkpoint.chat_template is not None
     return checkpoint.tokenizer, checkpoint.chat_template
 

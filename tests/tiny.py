@@ -38,6 +38,7 @@ from mxdraft.checkpoint import (
 )
 from mxdraft.drafter import Drafter, draft_sections
 from mxdraft.mx import quantize
+from mxdraft.ngrams import ngram_section
 from numpy.typing import NDArray
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -116,19 +117,34 @@ def drafter(config: ModelConfig, seed: int = 1, feature_layers: tuple[int, ...] 
     return Drafter(feature_layers, planes, norms, ids, calibration, "0" * 64, {})
 
 
+def with_ngrams(bundle: bytes, documents: list[list[int]]) -> bytes:
+    """A bundle with the n-gram table of some documents behind its own sections."""
+    file, writer = _copy(bundle)
+    writer.add("draft.ngrams", [ngram_section([np.array(ids, np.uint32) for ids in documents])])
+    writer.seal()
+    return file.getvalue()
+
+
 def with_drafter(bundle: bytes, drafter: Drafter) -> bytes:
     """A bundle with the sections of a drafter behind its own."""
     parsed = Bundle(bundle)
-    file = io.BytesIO()
-    writer = BundleWriter(file)
-    for name in parsed.sections:
-        writer.add(name, [parsed.section(name).tobytes()])
+    file, writer = _copy(bundle)
     shared, base, tokens = (writer.sections[name].crc for name in DRAFT_TARGET)
     weights_section = len(writer.sections) + 2
     for name, chunks in draft_sections(drafter, parsed.config, weights_section, (shared, base, tokens)):
         writer.add(name, chunks)
     writer.seal()
     return file.getvalue()
+
+
+def _copy(bundle: bytes) -> tuple[io.BytesIO, BundleWriter]:
+    """A bundle under work with the sections of a finished one."""
+    file = io.BytesIO()
+    writer = BundleWriter(file)
+    parsed = Bundle(bundle)
+    for name in parsed.sections:
+        writer.add(name, [parsed.section(name).tobytes()])
+    return file, writer
 
 
 def tokenizer(vocab: int = 500, pre_tokenizer: PreTokenizer = "smollm") -> TokenizerSpec:
