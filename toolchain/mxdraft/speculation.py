@@ -33,7 +33,7 @@ class Run:
 def compare(
     model: Model, engines: dict[Draft, Engine], prompts: Iterable[Prompt], tokens: int, **sampling: Any
 ) -> Iterator[Run]:
-    """Generate up to ``tokens`` tokens for each prompt with each engine, beginning with another one each time.
+    """Generate up to ``tokens`` tokens for each prompt with each engine, each time beginning with another.
 
     Raises NumericError if a drafter changes the output: that must not happen.
     """
