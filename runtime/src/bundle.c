@@ -551,7 +551,8 @@ void mxd_model_get_info(const mxd_model *m, mxd_model_info *out) {
     const mxd_config *c = &m->config;
     *out = (mxd_model_info){.hidden = c->hidden, .layers = c->layers, .heads = c->heads, .kv_heads = c->kv_heads,
                             .head_dim = c->head_dim, .ffn = c->ffn, .vocab = c->vocab,
-                            .max_positions = c->max_positions, .has_residual = m->has_residual,
+                            .max_positions = c->max_positions, .has_residual = m->has_residual, .has_drafter = m->drafter.features > 0,
+                            .has_ngrams = m->has_ngrams,
                             .bos = mxd_tokenizer_bos(&m->tokenizer), .file_bytes = m->map_len,
                             .provenance = m->provenance, .path = m->path};
 }
