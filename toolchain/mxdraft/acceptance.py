@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +129,7 @@ def _load(path: Path, expected: Sequence[tuple[str, list[int], int]], temperatur
             tokens, offsets = file["tokens"].astype(np.uint16), file["offsets"]
             texts = [tokens[a:b] for a, b in pairwise(offsets)]
             temperatures = set(file["temperature"].tolist())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise RefusedError(f"{path} holds no rollouts: {error}") from error
     same = len(texts) == len(expected) and temperatures == {temperature}
     if not same or any(t[: len(ids)].tolist() != ids for t, (_, ids, _) in zip(texts, expected, strict=True)):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,7 @@ class Corpus:
                 )
             }
             return cls(documents, set(arrays.get("dropped", np.empty(0, np.int64)).tolist()))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
             raise RefusedError(f"{path} is no corpus: {error}") from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +90,7 @@ def load_drafter(path: Path, config: ModelConfig) -> Drafter:
             elif dtype == F32:
                 _check_array(name, arrays[name], np.float32, (columns,))
                 norms[name] = arrays[name]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
         raise RefusedError(f"{path} is no drafter of such a model: {error}") from error
     return Drafter(layers, planes, norms, ids, calibration, header["source_sha256"], header["meta"])
 
