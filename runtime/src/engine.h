@@ -16,8 +16,8 @@ enum { MXD_MAX_SEQS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256 };
 /* What the head computes for a row: its likeliest token, or that and all logits. */
 typedef enum mxd_wants { MXD_WANTS_NOTHING, MXD_WANTS_WINNER, MXD_WANTS_LOGITS } mxd_wants;
 
-/* One row of an engine step: a token at a position of a sequence. In a tree of drafted tokens several rows have the same
- * position: one of them has its keys and values in the cache, the others, and all below them, beside it. */
+/* One row of an engine step: a token at a position of a sequence. In a tree of drafted tokens several rows have the
+ * same position: one of them has its keys and values in the cache, the others, and all below them, beside it. */
 typedef struct mxd_row {
     uint32_t slot, position, token;
     mxd_wants wants;

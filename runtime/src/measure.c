@@ -78,9 +78,10 @@ static void describe(const mxd_engine *g, char *out, size_t cap) {
         fclose(f);
     }
     const mxd_config *c = &g->model->config;
-    snprintf(out, cap, "mxdraft %s %s %s %s threads %u precision %d drafter %d model %u %u %u %u %" PRIu64 " %s", mxd_version(),
-             g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention, g->plan.threads,
-             g->precision, g->features != NULL, c->hidden, c->layers, c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
+    snprintf(out, cap, "mxdraft %s %s %s %s threads %u precision %d drafter %d model %u %u %u %u %" PRIu64 " %s",
+             mxd_version(), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
+             g->plan.threads, g->precision, g->features != NULL, c->hidden, c->layers, c->ffn, c->vocab,
+             (uint64_t)g->model->map_len, cpu);
 }
 
 static void costs_path(const mxd_engine *g, const char *directory, char *out, size_t cap) {
