@@ -136,18 +136,17 @@ static void add_run(mxd_bench *b, const mxd_stats *t) {
     add(b, DECODE_READ, 1e-9 * (double)t->bytes_read / t->decode_s);
 }
 
-/* Steps of 1 to 16 rows behind the prompt, all with logits, in turns. */
-static mxd_status time_rows(mxd_bench *b, mxd_seq *s, const uint32_t *ids, float *logits, mxd_error *err) {
-    size_t ctx = s->engine->plan.ctx, position = b->options.prompt_tokens;
+/* Steps of 1 to 16 rows behind the prompt, as verifying drafts takes them, in turns. */
+static mxd_status time_rows(mxd_bench *b, mxd_engine *g, mxd_error *err) {
+    uint32_t ctx = g->plan.ctx, position = b->options.prompt_tokens;
     if (position + WIDEST > ctx) position = ctx > WIDEST ? ctx - WIDEST : 0;
     for (int step = 0; step < STEPS; step++)
         for (int w = 0; w < WIDTH_COUNT; w++) {
-            if (position + WIDTHS[w] > ctx) continue;
-            mxd_status status = mxd_seq_truncate(s, position, err);
-            double start = mxd_now();
-            if (!status) status = mxd_seq_logits(s, ids, WIDTHS[w], logits, err);
+            double seconds;
+            if (position + WIDTHS[w] > ctx || WIDTHS[w] > g->max_rows) continue;
+            mxd_status status = mxd_time_rows(g, position, WIDTHS[w], g->precision, &seconds, err);
             if (status) return status;
-            add(b, ROWS + w, mxd_now() - start);
+            add(b, ROWS + w, seconds);
         }
     return MXD_OK;
 }
@@ -293,7 +292,6 @@ typedef struct bench_state {
     mxd_engine *engine;
     mxd_seq *seq;
     uint32_t *prompt;
-    float *logits; /* (WIDEST, vocab) */
     mxd_bandwidth *bandwidth;
     batch many; /* engine NULL: does not fit memory */
 } bench_state;
@@ -314,7 +312,7 @@ static mxd_status repeat(mxd_bench *b, bench_state *state, mxd_error *err) {
         if (status) return status;
         add_run(b, &stats);
         add(b, BANDWIDTH, 1e-9 * mxd_bandwidth_measure(state->bandwidth));
-        if ((status = time_rows(b, state->seq, state->prompt, state->logits, err))) return status;
+        if ((status = time_rows(b, state->engine, err))) return status;
         if (state->many.engine && (status = time_batch(b, &state->many, state->prompt, err))) return status;
         watch_heat(b);
     }
@@ -325,15 +323,14 @@ static mxd_status repeat(mxd_bench *b, bench_state *state, mxd_error *err) {
 }
 
 static mxd_status open_state(mxd_engine *g, const mxd_bench_options *o, bench_state *state, mxd_error *err) {
-    size_t vocab = g->model->config.vocab, ids = o->prompt_tokens > WIDEST ? o->prompt_tokens : WIDEST;
+    size_t vocab = g->model->config.vocab, ids = o->prompt_tokens > SEQUENCE_PROMPT ? o->prompt_tokens : SEQUENCE_PROMPT;
     mxd_sampling greedy;
     mxd_sampling_default(&greedy);
     greedy.max_tokens = o->tokens;
     greedy.ignore_eos = 1;
     state->engine = g;
     state->prompt = malloc(ids * sizeof *state->prompt);
-    state->logits = malloc(WIDEST * vocab * sizeof *state->logits);
-    if (!state->prompt || !state->logits) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for the benchmark");
+    if (!state->prompt) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for the benchmark");
     for (size_t i = 0; i < ids; i++) state->prompt[i] = (uint32_t)(i * 7919 % vocab);
     return mxd_seq_open(g, &greedy, &state->seq, err);
 }
@@ -342,7 +339,6 @@ static void close_state(bench_state *state) {
     close_batch(&state->many);
     mxd_bandwidth_close(&state->bandwidth);
     mxd_seq_close(&state->seq);
-    free(state->logits);
     free(state->prompt);
 }
 

@@ -177,6 +177,11 @@ static inline uint16_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint
     return g->side_kv + index * c->head_dim;
 }
 
+/* measure.c: seconds of a step of `rows` rows that want their winner, at positions from `position` on of the first
+ * sequence's cache; what they compute is of no matter. */
+mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
+                         mxd_error *err);
+
 /* Logits of the drafter for one row. */
 static inline size_t mxd_draft_logits(const mxd_engine *g) {
     return g->model->drafter.vocab + MXD_CONTEXT_ROWS;

@@ -24,12 +24,11 @@ void mxd_engine_set_costs(mxd_engine *g, const mxd_costs *costs) {
     mxd_policy_set_costs(&g->policy, costs);
 }
 
-/* Seconds of one step of `rows` rows behind a short context; what they compute is of no matter. */
-static mxd_status time_step(mxd_engine *g, uint32_t rows, int precision, double *seconds, mxd_error *err) {
-    uint32_t from = g->plan.ctx > 96 ? 64 : 0;
+mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
+                         mxd_error *err) {
     g->row_count = g->side_used = 0;
     for (uint32_t k = 0; k < rows; k++)
-        g->rows[g->row_count++] = (mxd_row){.position = from + k, .wants = MXD_WANTS_WINNER};
+        g->rows[g->row_count++] = (mxd_row){.position = position + k, .wants = MXD_WANTS_WINNER};
     double start = mxd_now();
     mxd_status status = mxd_forward(g, precision, err);
     *seconds = mxd_now() - start;
@@ -38,15 +37,16 @@ static mxd_status time_step(mxd_engine *g, uint32_t rows, int precision, double 
 
 /* The least of several times for each width, taken in turns: what disturbs only ever adds. */
 static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
+    uint32_t behind = g->plan.ctx > 96 ? 64 : 0; /* a short context */
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
         for (int i = 0; i < MEASURED && WIDTHS[i] <= g->max_rows && WIDTHS[i] < g->plan.ctx; i++) {
             double seconds, *least = &out->step[WIDTHS[i]];
-            mxd_status status = time_step(g, WIDTHS[i], g->precision, &seconds, err);
+            mxd_status status = mxd_time_rows(g, behind, WIDTHS[i], g->precision, &seconds, err);
             if (status) return status;
             if (round == 0 || (round > 0 && seconds < *least)) *least = seconds;
         }
         double draft = g->features ? mxd_draft_model_time(g) : 0, base = 0;
-        mxd_status status = g->precision ? time_step(g, 1, 0, &base, err) : MXD_OK;
+        mxd_status status = g->precision ? mxd_time_rows(g, behind, 1, 0, &base, err) : MXD_OK;
         if (status) return status;
         if (round <= 0 || draft < out->draft) out->draft = draft;
         if (round <= 0 || base < out->base) out->base = base;
