@@ -14,6 +14,9 @@
 
 enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
 enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
+/* Loops over registers: the compiler must not keep arrays of them in memory. */
+#define UNROLL _Pragma("GCC unroll 8")
+
 enum { UNITS = 8, GROUP_ROWS = 32, PREFETCH = 2048 };
 
 /* A block as unsigned bytes: w + 12 or w + 128. w[i]: columns 4i .. 4i+3 of 16 rows. */
@@ -27,7 +30,7 @@ INLINE block_weights decode(int is_fp4, const uint8_t *block) {
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)E2M1));
     const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(-128);
     block_weights out;
-    for (int i = 0; i < 8; i++) {
+    UNROLL for (int i = 0; i < 8; i++) {
         __m512i bytes = _mm512_loadu_si512(block + TILE + 64 * (is_fp4 ? i / 2 : i));
         if (!is_fp4) out.w[i] = _mm512_xor_si512(bytes, sign);
         else out.w[i] = _mm512_shuffle_epi8(table, _mm512_and_si512(i % 2 ? _mm512_srli_epi16(bytes, 4) : bytes, nibble));
@@ -56,7 +59,7 @@ INLINE void some_rows(int is_fp4, const block_weights *w, const mxd_act *x, size
                       __m512 *acc) {
     const int8_t *q[UNITS]; /* R high digits, then R low ones if there are two */
     __m512i d[UNITS];
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int r = 0; r < R; r++) {
         size_t block = at + (size_t)r * nblocks;
         q[r] = x->q + block * BLOCK;
         d[r] = start(is_fp4, x->bias + block * 2 * (size_t)digits);
@@ -64,9 +67,9 @@ INLINE void some_rows(int is_fp4, const block_weights *w, const mxd_act *x, size
         q[R + r] = x->lo + block * BLOCK;
         d[R + r] = start(is_fp4, x->bias + block * 4 + 2);
     }
-    for (int i = 0; i < 8; i++)
-        for (int u = 0; u < R * digits; u++) d[u] = _mm512_dpbusd_epi32(d[u], w->w[i], broadcast4(q[u] + 4 * i));
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int i = 0; i < 8; i++)
+        UNROLL for (int u = 0; u < R * digits; u++) d[u] = _mm512_dpbusd_epi32(d[u], w->w[i], broadcast4(q[u] + 4 * i));
+    UNROLL for (int r = 0; r < R; r++) {
         __m512i dot = d[r];
         if (digits == 2) { /* 254 * high + low */
             dot = _mm512_sub_epi32(_mm512_slli_epi32(dot, 8), _mm512_slli_epi32(dot, 1));
