@@ -187,7 +187,8 @@ def test_chains_see_nothing_behind_their_tokens(target, trained: DraftTrainer) -
 
 
 def test_the_rival_trains_too(folder: Path, target, tmp_path: Path) -> None:
-    trainer = DraftTrainer(replace(RECIPE, architecture="block"), folder, target, tmp_path)
+    recipe = replace(RECIPE, architecture="block", lr=1e-3, steps=24, quantize_at=24)
+    trainer = DraftTrainer(recipe, folder, target, tmp_path)
     before = trainer.results()["loss"]
     trainer.run()
     assert trainer.results()["loss"] < before

@@ -125,7 +125,7 @@ def _save(path: Path, rollouts: Sequence[Rollout]) -> None:
 
 def _load(path: Path, expected: Sequence[tuple[str, list[int], int]], temperature: float) -> list[Rollout]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             tokens, offsets = file["tokens"].astype(np.uint16), file["offsets"]
             texts = [tokens[a:b] for a, b in pairwise(offsets)]
             temperatures = set(file["temperature"].tolist())
