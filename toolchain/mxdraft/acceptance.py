@@ -84,6 +84,7 @@ def write_rollouts(
     Prompt i is sampled with seed i. A prompt that does not fit ``ctx`` is left out. If the file is there, it
     is read instead; raises RefusedError if it is of other prompts or another temperature.
     """
+    ctx = min(ctx, model.info.max_positions)
     chats = [model.chat([("user", prompt.text)]) for prompt in prompts]
     fitting = [i for i, ids in enumerate(chats) if len(ids) + tokens <= ctx]
     if path.exists():
