@@ -51,8 +51,8 @@ def test_a_perfect_and_a_useless_drafter() -> None:
     assert everything["drafter"]["alpha"] == [1, 1, 1]
     assert everything["drafter"]["tau"] == pytest.approx({"1": 39 / 20, "3": 39 / 10})
     assert everything["drafter"]["alpha_everywhere"] == 1
-    # The last round drafts two tokens only: 29 drafted in 10 rounds.
-    assert everything["drafter"]["speed_up"] == pytest.approx(3.9 / (1 + 0.1 * 29 / 10))
+    assert everything["drafter"]["speed_up"] == pytest.approx(3.9 / (1 + 0.1 * 3))
+    assert everything["drafter"]["speed_up_depth"] == 3
     assert everything["lookup"]["speed_up"] == 1
     assert set(report([rollout], [perfect], [1], 0.1)) == {"all", "low repetition", "chat"}
     assert report([rollout], [perfect * 0], [3], 0.1)["all"]["drafter"]["tau"] == {"3": 1}

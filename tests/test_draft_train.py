@@ -15,12 +15,15 @@ torch = pytest.importorskip("torch")
 
 import onnxruntime  # noqa: E402
 import tiny  # noqa: E402
+from mxdraft.acceptance import Rollout  # noqa: E402
 from mxdraft.bundle import Bundle  # noqa: E402
+from mxdraft.cli import cli  # noqa: E402
 from mxdraft.corpus import Corpus, Document  # noqa: E402
 from mxdraft.drafter import load_drafter, save_drafter  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
 from mxdraft.export import OnnxRunner, export_drafter, export_model  # noqa: E402
 from mxdraft.pack import pack  # noqa: E402
+from mxdraft.qat.draft_table import draft_tables, rollout_features  # noqa: E402
 from mxdraft.qat.draft_train import (  # noqa: E402
     DraftTrainer,
     confidence,
@@ -187,7 +190,8 @@ def test_chains_see_nothing_behind_their_tokens(target, trained: DraftTrainer) -
 
 
 def test_the_rival_trains_too(folder: Path, target, tmp_path: Path) -> None:
-    trainer = DraftTrainer(replace(RECIPE, architecture="block"), folder, target, tmp_path)
+    recipe = replace(RECIPE, architecture="block", lr=1e-3, steps=24, quantize_at=24)
+    trainer = DraftTrainer(recipe, folder, target, tmp_path)
     before = trainer.results()["loss"]
     trainer.run()
     assert trainer.results()["loss"] < before
@@ -257,3 +261,37 @@ def test_the_shipped_recipe_reads() -> None:
     recipe = read_recipe(Path(__file__).parents[1] / "models" / "smollm2-135m" / "drafter.toml", DraftRecipe)
     assert recipe.architecture == "fused"
     assert recipe.quantize_at < recipe.steps
+
+
+def test_evaluate_acceptance(
+    folder: Path, trained: DraftTrainer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"task": task, "turns": [f"What is {n}?"]} for n in range(3) for task in ("chat", "qa")]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    save_drafter(tmp_path / "drafter.npz", trained.trained("0" * 64))
+    options = ["-m", str(folder / "t.mxb"), "--drafter", f"mine={tmp_path / 'drafter.npz'}"]
+    options += ["--prompts", str(prompts), "--run", str(tmp_path / "run"), "-n", "12", "--depth", "3"]
+    options += ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
+    cli.main(["evaluate", "acceptance", *options], standalone_mode=False)
+    found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["results"]["mine"]
+    assert {"all", "chat", "qa"} <= found.keys()
+    assert found["all"]["drafter"]["rollouts"] == 6
+    assert all(1 <= tau <= 4 for tau in found["all"]["union"]["tau"].values())
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert "mine" in capfd.readouterr().out
+
+
+def test_proposals_are_what_a_chain_would_draft(folder: Path, target, trained: DraftTrainer) -> None:
+    """With the target's own next token as text, a table's first column is the drafter's likeliest token."""
+    document = trained.documents[trained.held_out[0]]
+    rollout = Rollout("chat", document.tokens, document.answer_start, 0.0, 0)
+    features = rollout_features(target, RECIPE.feature_layers, [rollout], folder / "rollout.npy")
+    (table,) = draft_tables(trained.model, trained.ids, features, [rollout], 3)
+    assert table.shape == (len(document.tokens) - document.answer_start, 3)
+    rows = trained.rows(trained.held_out[:1], 3)
+    extra, _ = extra_rows(torch.from_numpy(document.tokens.astype(np.int64))[None], trained.ids)
+    candidates = torch.cat([trained.ids, extra])
+    for step, found in enumerate(rows):
+        wanted = candidates[found.given.argmax(-1)]
+        assert table[: len(wanted), step].tolist() == wanted.tolist()

@@ -81,7 +81,7 @@ class Corpus:
     def load(cls, path: Path) -> Corpus:
         """Read a file that ``save`` wrote; one without numbers counts from 0. Raises RefusedError."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = dict(file)
             tokens, offsets = arrays["tokens"].astype(np.uint16), arrays["offsets"].tolist()
             numbers = arrays.get("document", np.arange(len(offsets) - 1)).tolist()

@@ -74,7 +74,7 @@ def save_drafter(path: Path, drafter: Drafter) -> None:
 def load_drafter(path: Path, config: ModelConfig) -> Drafter:
     """Read a file of ``save_drafter`` that shall fit a target of ``config``. Raises RefusedError."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = dict(file)
         header = json.loads(arrays["header"].tobytes())
         layers = tuple(int(layer) for layer in header["feature_layers"])
