@@ -24,9 +24,20 @@ void mxd_engine_set_costs(mxd_engine *g, const mxd_costs *costs) {
     mxd_policy_set_costs(&g->policy, costs);
 }
 
-/* Seconds of one step of `rows` rows behind a short context; what they compute is of no matter. */
+/* Positions before the measured rows: a short context, if there is room. */
+static uint32_t first_position(const mxd_engine *g) {
+    return g->plan.ctx > 96 ? 64 : 0;
+}
+
+/* Most rows that are measured. */
+static uint32_t widest(const mxd_engine *g) {
+    uint32_t most = g->plan.ctx - 1 < g->max_rows ? g->plan.ctx - 1 : g->max_rows;
+    return most < WIDTHS[MEASURED - 1] ? most : WIDTHS[MEASURED - 1];
+}
+
+/* Seconds of one step of `rows` rows; what they compute is of no matter. */
 static mxd_status time_step(mxd_engine *g, uint32_t rows, int precision, double *seconds, mxd_error *err) {
-    uint32_t from = g->plan.ctx > 96 ? 64 : 0;
+    uint32_t from = first_position(g);
     g->row_count = g->side_used = 0;
     for (uint32_t k = 0; k < rows; k++)
         g->rows[g->row_count++] = (mxd_row){.position = from + k, .wants = MXD_WANTS_WINNER};
@@ -39,7 +50,7 @@ static mxd_status time_step(mxd_engine *g, uint32_t rows, int precision, double 
 /* The least of several times for each width, taken in turns: what disturbs only ever adds. */
 static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
-        for (int i = 0; i < MEASURED && WIDTHS[i] <= g->max_rows && WIDTHS[i] < g->plan.ctx; i++) {
+        for (int i = 0; i < MEASURED && WIDTHS[i] <= widest(g); i++) {
             double seconds, *least = &out->step[WIDTHS[i]];
             mxd_status status = time_step(g, WIDTHS[i], g->precision, &seconds, err);
             if (status) return status;
@@ -78,9 +89,11 @@ static void describe(const mxd_engine *g, char *out, size_t cap) {
         fclose(f);
     }
     const mxd_config *c = &g->model->config;
-    snprintf(out, cap, "mxdraft %s %s %s %s threads %u precision %d drafter %d model %u %u %u %u %" PRIu64 " %s", mxd_version(),
-             g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention, g->plan.threads,
-             g->precision, g->features != NULL, c->hidden, c->layers, c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
+    snprintf(out, cap,
+             "mxdraft %s %s %s %s threads %u precision %d drafter %d rows %u from %u model %u %u %u %u %" PRIu64 " %s",
+             mxd_version(), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
+             g->plan.threads, g->precision, g->features != NULL, widest(g), first_position(g), c->hidden, c->layers,
+             c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
 
 static void costs_path(const mxd_engine *g, const char *directory, char *out, size_t cap) {
@@ -102,13 +115,13 @@ static int plausible(const mxd_costs *c) {
     return c->draft >= 0 && c->draft < 3600 && c->base >= 0 && c->base < 3600;
 }
 
-/* A line of numbers in microseconds. Returns whether all were there and make sense. */
+/* A line of numbers in microseconds. Returns whether it is whole and makes sense. */
 static int read_costs(const char *path, mxd_costs *out) {
     FILE *f = fopen(path, "re");
     if (!f) return 0;
     int ok = 1;
     for (int r = 1; r <= 16 && ok; r++) ok = fscanf(f, "%lf", &out->step[r]) == 1, out->step[r] *= 1e-6;
-    ok = ok && fscanf(f, "%lf %lf", &out->draft, &out->base) == 2;
+    ok = ok && fscanf(f, "%lf %lf", &out->draft, &out->base) == 2 && fgetc(f) == '\n' && fgetc(f) == EOF;
     out->draft *= 1e-6, out->base *= 1e-6;
     fclose(f);
     return ok && plausible(out);
