@@ -17,7 +17,7 @@ from mxdraft.pack import pack
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of the tests' own, for what programs measure; textlib.py has looked for weights in the user's."""
+    """A cache of the tests' own, for what programs measure. textlib.py looks for weights in the user's."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MXDRAFT_CACHE", str(folder))

@@ -174,6 +174,8 @@ def run_together(
         draft_min=length,
         draft_max=length,
     ) as engine:
+        if length == 0:
+            set_costs(engine, row=0.001)  # else none would pay beside so many other rows
         sequences, drafters = [], []
         for seed, prompt in enumerate(prompts):
             sequences.append(Timeline(engine, max_tokens=tokens, seed=seed, **sampling))  # type: ignore[arg-type]
@@ -197,6 +199,13 @@ def run_together(
         sum(drafter.beside for drafter in drafters),
         sum(drafter.accepted for drafter in drafters),
     )
+
+
+def set_costs(engine: Engine, row: float, base: float = 0.0) -> None:
+    """Let each further row, and a step at base precision, cost so many steps."""
+    library = load()
+    costs = library.ffi.new("mxd_costs *", {"step": [1 + row * (n - 1) for n in range(17)], "base": base})
+    library.lib.mxd_engine_set_costs(engine._pointer, costs)
 
 
 Plain = Callable[[str, Precision], list[Outcome]]
@@ -276,9 +285,9 @@ def test_drafts_change_nothing(drafting: Model, plain: Plain, drafter: str, thre
         elif drafter == "oracle":
             assert total.accepted == total.drafted
         else:
-            assert total.accepted > {"model": 0, "ngram": 20, "auto": 20}.get(drafter, 500)
+            assert total.accepted > {"model": 0, "ngram": 20, "auto": 20}.get(drafter, 300)
         if drafter == "tree":
-            assert total.beside > 100
+            assert total.beside > 50
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -421,7 +430,7 @@ def test_any_end_is_that_of_plain_decoding(
 
 
 def test_end_of_sequence_inside_an_accepted_draft(
-    drafting: Model, engines: tuple[Engine, Engine], continuation: Callable[[int, str], list[int]]
+    engines: tuple[Engine, Engine], continuation: Callable[[int, str], list[int]]
 ) -> None:
     inside = 0
     for number, sampling in product(range(len(PROMPTS)), SAMPLINGS):
@@ -503,18 +512,16 @@ def test_oracle_of_fixed_length_makes_one_token_more(drafting: Model, length: in
 @pytest.mark.parametrize("row", [0.005, 0.02, 0.05, 0.1, 0.3, 1.0])
 def test_evil_drafts_cost_little(drafting: Model, row: float) -> None:
     """Over 250 tokens, what verifying them costs by a table in which each further row costs so many steps."""
-    library = load()
-    costs = library.ffi.new("mxd_costs *", {"step": [1 + row * (n - 1) for n in range(17)]})
     with (
         Engine(drafting, threads=1, precision="base", draft="ngram", draft_max=8) as engine,
         Timeline(engine, ignore_eos=True) as sequence,
     ):
-        library.lib.mxd_engine_set_costs(engine._pointer, costs)
+        set_costs(engine, row)
         sequence.draft_with(lambda ids, most: [(ids[-1] + 1) % 3] * most)  # control tokens hardly ever come
         made = leg(sequence, [5])
         stats = sequence.stats
     assert made.generated == 255
-    assert 0 < stats["drafted"]
+    assert stats["drafted"] > 0
     assert stats["accepted"] < 5
     assert row * stats["drafted"] < 0.1 * stats["steps"]
     if row >= 0.1:  # it gives up after some twelve tries, and looks again after 8, 16, 32 … steps
@@ -652,16 +659,15 @@ def test_drafters_do_not_run_when_drafting_is_off(drafting: Model) -> None:
         Engine(drafting, ctx=64, threads=1, draft="off") as engine,
         Timeline(engine, max_tokens=4) as sequence,
     ):
-        asked: list[int] = []
-        sequence.draft_with(lambda ids, most: asked.append(most) or [])  # type: ignore[func-returns-value]
+        sequence.draft_with(lambda _, most: [5] * most)
         leg(sequence, [5, 6])
-        assert (asked, sequence.stats["draft"]) == ([], "off")
+        assert (sequence.stats["drafted"], sequence.stats["draft"]) == (0, "off")
 
 
 LOUD = 7
 
 
-def test_drafted_token_that_makes_values_overflow_is_dropped(bundle: Path, tmp_path: Path) -> None:
+def test_drafted_token_that_makes_values_overflow_is_dropped(tmp_path: Path) -> None:
     """Its embedding is near the largest float32. Plain decoding never meets it."""
     export_model(tiny.checkpoint(tied=False), tmp_path)
     pack(tmp_path, tmp_path / "t.mxb")
@@ -727,7 +733,7 @@ def test_drafted_token_that_makes_values_overflow_is_dropped(bundle: Path, tmp_p
 
 
 def _drafter(target: Checkpoint, ids: NDArray[np.uint32], features: int = 1, **weights: Any) -> Drafter:
-    """A drafter of ones and zeros, but for ``weights`` by name, that reads the streams behind the last layer."""
+    """A drafter of ones and zeros, but for ``weights`` by name, that reads behind the last layers."""
     planes, norms = {}, {}
     for name, dtype, shape in required_draft_tensors(target.config, features, len(ids)):
         weight = weights.get(name, np.zeros(shape, np.float32))
@@ -758,8 +764,8 @@ LONG_PROMPTS = [[(37 * i * i + 11 * number + 3 * i) % 497 + 3 for i in range(30)
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """A target of one layer, whose drafter is a copy of it that reads no features. It lacks the first token of
-    the context, so it is nearly always right, if its cache and positions are."""
+    """A target of one layer, whose drafter is a copy of it that reads no features. It only lacks the first
+    token of the context, so it is nearly always right, if its cache and positions are."""
     target = tiny.checkpoint(tied=False, layers=1)
     target.tensors["model.embed_tokens.weight"] = _signs(target.config)
     hidden = target.config.hidden
@@ -781,8 +787,7 @@ def test_drafter_like_its_target_is_nearly_always_right(copied: Model, sampling:
         assert run.outcomes == expected
         made = sum(outcome.generated - 1 for outcome in run.outcomes)
         steps = made - run.accepted
-        # The second choices in a greedy draft take rows, but it is sure of itself.
-        assert made / steps > {0: 1.5, 1: 1.6, 4: 2.5, 8: 3.5}[length], (length, made / steps)
+        assert made / steps > {0: 3, 1: 1.7, 4: 3, 8: 4}[length], (length, made / steps)
 
 
 def test_drafter_follows_second_prompts_and_truncation(copied: Model) -> None:
@@ -845,12 +850,36 @@ def test_drafter_of_infinities_proposes_nothing(bundle: Path, plain: Plain, tmp_
             assert run.drafted == 0
 
 
+# ---- base precision drafts for full ----
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_drafts_of_base_precision_change_nothing(drafting: Model, plain: Plain, sampling: str) -> None:
+    """Only a sequence that is alone gets them."""
+    accepted = {0.0: 0, 0.01: 0}
+    for base, (number, prompt) in product(accepted, enumerate(PROMPTS[:20])):
+        changes: dict[str, Any] = {"seed": number, "max_tokens": TOKENS, **SAMPLINGS[sampling]}
+        with (
+            Engine(drafting, ctx=32, threads=1, precision="full", draft="auto") as engine,
+            Timeline(engine, **changes) as sequence,
+        ):
+            set_costs(engine, row=0.01, base=base)
+            assert leg(sequence, prompt) == plain(sampling, "full")[number]
+            accepted[base] += sequence.stats["accepted"]
+            kept = sequence.tokens[:-1]
+            sequence.truncate(len(kept))
+            logits = sequence.logits([7])
+            sequence.truncate(0)
+            assert logits.tobytes() == sequence.logits([*kept, 7])[-1:].tobytes()
+    assert accepted[0.01] > accepted[0.0] + 10
+
+
 # ---- what steps cost ----
 
 
 def test_costs_are_measured_once_for_each_kind_of_engine(drafting: Model, tmp_path: Path) -> None:
     options: dict[str, Any] = {"ctx": 128, "threads": 1, "precision": "base", "draft": "auto"}
-    others = [{"threads": 2}, {"precision": "full"}, {"draft": "ngram"}, {"max_rows": 4}, {"ctx": 8}]
+    others = [{"threads": 2}, {"precision": "full"}, {"draft": "ngram"}, {"max_rows": 4}, {"ctx": 64}]
     with Engine(drafting, **options) as engine:
         assert engine.step_costs == pytest.approx([1 + 0.1 * n for n in range(16)])
         assert not engine.load_costs(tmp_path)
@@ -874,7 +903,7 @@ def test_costs_are_measured_once_for_each_kind_of_engine(drafting: Model, tmp_pa
 def test_costs_can_be_measured_without_a_place_for_them(
     drafting: Model, plain: Plain, tmp_path: Path
 ) -> None:
-    with Engine(drafting, ctx=64, threads=2, precision="base", draft="auto") as engine:
+    with Engine(drafting, ctx=64, threads=1, precision="base", draft="auto") as engine:
         for directory in (None, tmp_path / "none", tmp_path / "none" / ("long" * 2000)):
             engine.measure_costs(directory)
             assert engine.step_costs[0] < 1
@@ -891,7 +920,7 @@ def test_damaged_costs_are_not_taken(drafting: Model, tmp_path: Path) -> None:
         (file,) = tmp_path.iterdir()
         good = file.read_bytes()
         numbers = good.split()
-        assert (len(numbers), good.count(b"\n"), good[-1:]) == (17, 1, b"\n")
+        assert (len(numbers), good.count(b"\n"), good[-1:]) == (18, 1, b"\n")
 
         def with_number(place: int, value: bytes) -> bytes:
             return b" ".join([*numbers[:place], value, *numbers[place + 1 :]]) + b"\n"
@@ -900,8 +929,8 @@ def test_damaged_costs_are_not_taken(drafting: Model, tmp_path: Path) -> None:
         bad += [
             with_number(3, value) for value in (b"x", b"nan", b"inf", b"-1", b"0", b"1e30", b"\0", b"\xff")
         ]
-        bad += [with_number(16, value) for value in (b"x", b"nan", b"-1", b"inf", b"1e30")]
-        bad += [with_number(7, b"%f" % (float(numbers[6]) / 2)), bytes(1000), b"9" * 100_000]
+        bad += [with_number(place, value) for place in (16, 17) for value in (b"x", b"nan", b"-1", b"1e30")]
+        bad += [with_number(7, b"%f" % (float(numbers[6]) / 2)), good + b"1", bytes(1000), b"9" * 100_000]
         for data in bad:
             file.write_bytes(data)
             assert not engine.load_costs(tmp_path), data[:80]
@@ -910,7 +939,7 @@ def test_damaged_costs_are_not_taken(drafting: Model, tmp_path: Path) -> None:
         file.mkdir()
         assert not engine.load_costs(tmp_path)
         file.rmdir()
-        file.write_bytes(b" ".join(b"%d" % (100 + n) for n in range(17)) + b"\n")
+        file.write_bytes(b" ".join(b"%d" % (100 + n) for n in range(18)) + b"\n")
         assert engine.load_costs(tmp_path)
         assert engine.step_costs == pytest.approx([1e-6 * (100 + n) for n in range(16)])
 
@@ -960,5 +989,5 @@ def test_verifying_trees_has_no_data_race(drafting: Model, tmp_path: Path) -> No
             report = done.stderr.decode("utf-8", "replace")
             assert (done.returncode, "ThreadSanitizer" in report) == (0, False), report
             for file in (tmp_path / "cache").iterdir():
-                file.write_text("1000 " * 16 + "0.1\n", encoding="ascii")
+                file.write_text("1000 " * 16 + "0.1 0\n", encoding="ascii")
         assert json.loads(report.splitlines()[-1])["drafted"] > 8

@@ -24,6 +24,17 @@ void mxd_engine_set_costs(mxd_engine *g, const mxd_costs *costs) {
     mxd_policy_set_costs(&g->policy, costs);
 }
 
+/* Positions before the measured rows: a short context, if there is room. */
+static uint32_t first_position(const mxd_engine *g) {
+    return g->plan.ctx > 96 ? 64 : 0;
+}
+
+/* Most rows that are measured. */
+static uint32_t widest(const mxd_engine *g) {
+    uint32_t most = g->plan.ctx - 1 < g->max_rows ? g->plan.ctx - 1 : g->max_rows;
+    return most < WIDTHS[MEASURED - 1] ? most : WIDTHS[MEASURED - 1];
+}
+
 mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
                          mxd_error *err) {
     g->row_count = g->side_used = 0;
@@ -37,16 +48,15 @@ mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int pr
 
 /* The least of several times for each width, taken in turns: what disturbs only ever adds. */
 static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
-    uint32_t behind = g->plan.ctx > 96 ? 64 : 0; /* a short context */
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
-        for (int i = 0; i < MEASURED && WIDTHS[i] <= g->max_rows && WIDTHS[i] < g->plan.ctx; i++) {
+        for (int i = 0; i < MEASURED && WIDTHS[i] <= widest(g); i++) {
             double seconds, *least = &out->step[WIDTHS[i]];
-            mxd_status status = mxd_time_rows(g, behind, WIDTHS[i], g->precision, &seconds, err);
+            mxd_status status = mxd_time_rows(g, first_position(g), WIDTHS[i], g->precision, &seconds, err);
             if (status) return status;
             if (round == 0 || (round > 0 && seconds < *least)) *least = seconds;
         }
         double draft = g->features ? mxd_draft_model_time(g) : 0, base = 0;
-        mxd_status status = g->precision ? mxd_time_rows(g, behind, 1, 0, &base, err) : MXD_OK;
+        mxd_status status = g->precision ? mxd_time_rows(g, first_position(g), 1, 0, &base, err) : MXD_OK;
         if (status) return status;
         if (round <= 0 || draft < out->draft) out->draft = draft;
         if (round <= 0 || base < out->base) out->base = base;
@@ -78,10 +88,11 @@ static void describe(const mxd_engine *g, char *out, size_t cap) {
         fclose(f);
     }
     const mxd_config *c = &g->model->config;
-    snprintf(out, cap, "mxdraft %s %s %s %s threads %u precision %d drafter %d model %u %u %u %u %" PRIu64 " %s",
+    snprintf(out, cap,
+             "mxdraft %s %s %s %s threads %u precision %d drafter %d rows %u from %u model %u %u %u %u %" PRIu64 " %s",
              mxd_version(), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
-             g->plan.threads, g->precision, g->features != NULL, c->hidden, c->layers, c->ffn, c->vocab,
-             (uint64_t)g->model->map_len, cpu);
+             g->plan.threads, g->precision, g->features != NULL, widest(g), first_position(g), c->hidden, c->layers,
+             c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
 
 static void costs_path(const mxd_engine *g, const char *directory, char *out, size_t cap) {
@@ -103,13 +114,13 @@ static int plausible(const mxd_costs *c) {
     return c->draft >= 0 && c->draft < 3600 && c->base >= 0 && c->base < 3600;
 }
 
-/* A line of numbers in microseconds. Returns whether all were there and make sense. */
+/* A line of numbers in microseconds. Returns whether it is whole and makes sense. */
 static int read_costs(const char *path, mxd_costs *out) {
     FILE *f = fopen(path, "re");
     if (!f) return 0;
     int ok = 1;
     for (int r = 1; r <= 16 && ok; r++) ok = fscanf(f, "%lf", &out->step[r]) == 1, out->step[r] *= 1e-6;
-    ok = ok && fscanf(f, "%lf %lf", &out->draft, &out->base) == 2;
+    ok = ok && fscanf(f, "%lf %lf", &out->draft, &out->base) == 2 && fgetc(f) == '\n' && fgetc(f) == EOF;
     out->draft *= 1e-6, out->base *= 1e-6;
     fclose(f);
     return ok && plausible(out);
