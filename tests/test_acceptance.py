@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mxdraft.acceptance import (
     Acceptance,
+    Draft,
     Rollout,
     either,
     from_table,
@@ -25,20 +26,20 @@ from mxdraft.runtime import Engine, Model, Sequence
 def test_rounds_take_the_leading_proposals_that_are_right() -> None:
     tokens = np.arange(10, 30, dtype=np.uint16)  # answer: 12 … 29; the prompt's step gives 12
 
-    def propose(place: int, most: int) -> list[int]:
+    def propose(place: int, most: int) -> Draft:
         drafts = [int(t) for t in tokens[place : place + 3]]
         if place % 2 == 0 and len(drafts) > 1:
             drafts[1] = 0  # wrong, so what follows is never looked at
-        return drafts[:most]
+        return Draft(drafts[:most], most)
 
     found = Acceptance()
     found.decode(tokens, 2, propose, 3)
     # Places 3, 7, 11, 15, 19: from odd places 4 tokens a round, the last one ends with the text.
-    assert (found.rounds, found.emitted) == (5, 17)
+    assert (found.rounds, found.emitted, found.steps) == (5, 17, 15)
     assert (found.reached, found.accepted) == ([5, 4, 4], [5, 4, 4])
     assert found.tau == 17 / 5
     never = Acceptance()
-    never.decode(tokens, 2, lambda *_: [0], 1)
+    never.decode(tokens, 2, lambda *_: Draft([0], 1), 1)
     assert (never.rounds, never.emitted, never.alpha) == (17, 17, [0.0])
 
 
@@ -61,11 +62,12 @@ def test_a_perfect_and_a_useless_drafter() -> None:
 def test_lookup_copies_what_followed_last_time() -> None:
     tokens = np.array([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], np.uint16)
     propose = lookup(tokens, longest=2, shortest=1)
-    assert propose(10, 3) == [4, 8, 1]  # behind the latest 1 2
-    assert propose(6, 5) == [3, 9, 1, 2]  # no further than the text goes
-    assert propose(4, 3) == []  # 9 is new
-    assert either(propose, lambda _, most: [7] * most)(4, 2) == [7, 7]
-    assert from_table(np.array([[5, 6], [7, 8]]), 3)(5, 1) == [7]
+    assert propose(10, 3) == ([4, 8, 1], 0)  # behind the latest 1 2
+    assert propose(6, 5) == ([3, 9, 1, 2], 0)  # no further than the text goes
+    assert propose(4, 3) == ([], 0)  # 9 is new
+    both = either(propose, from_table(np.array([[5, 6], [7, 8]]), 2))
+    assert both(4, 2) == ([7, 8], 2)
+    assert both(6, 2) == ([3, 9], 0)
 
 
 def test_noise_is_the_samplers(bundle: Path) -> None:

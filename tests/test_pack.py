@@ -11,7 +11,7 @@ import pytest
 import tiny
 from mxdraft.bundle import Bundle
 from mxdraft.errors import BundleError, RefusedError, TransferError
-from mxdraft.export import export_model
+from mxdraft.export import export_drafter, export_model
 from mxdraft.export.graph import rope_tables
 from mxdraft.mx import quantize, quantize_planes
 from mxdraft.pack import default_prompts, pack
@@ -202,6 +202,61 @@ def test_swapped_weights_are_refused(altered, tmp_path):
     _edit(altered, swap, ["model.full.onnx"])
     with pytest.raises(RefusedError, match=r"up_proj\.weight\.base\.data differs between base and full"):
         pack(altered, tmp_path / "a.mxb")
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory):
+    """The export with a drafter."""
+    directory = tmp_path_factory.mktemp("drafting")
+    export_model(CHECKPOINT, directory)
+    export_drafter(tiny.drafter(CHECKPOINT.config), directory)
+    return directory
+
+
+@pytest.fixture
+def altered_drafting(drafting, tmp_path):
+    return shutil.copytree(drafting, tmp_path / "altered")
+
+
+def test_a_drafter_arrives_bit_for_bit_and_changes_nothing_else(exported, drafting, tmp_path):
+    pack(exported, tmp_path / "a.mxb")
+    pack(drafting, tmp_path / "b.mxb")
+    plain, bundle = (Bundle.open(tmp_path / name) for name in ("a.mxb", "b.mxb"))
+    wanted = Bundle(tiny.with_drafter((tmp_path / "a.mxb").read_bytes(), tiny.drafter(CHECKPOINT.config)))
+    for name in wanted.sections:
+        if name != "provenance":
+            assert bundle.section(name).tobytes() == wanted.section(name).tobytes(), name
+    assert plain.provenance["drafter"] is None
+    digests = bundle.provenance["sha256"]
+    for name in ("draft.features.onnx", "draft.step.onnx", "draft.onnx.data"):
+        assert digests[name] == hashlib.sha256((drafting / name).read_bytes()).hexdigest()
+
+
+def test_a_new_export_forgets_the_drafter(altered_drafting, tmp_path):
+    export_model(CHECKPOINT, altered_drafting)
+    pack(altered_drafting, tmp_path / "a.mxb")
+    assert Bundle.open(tmp_path / "a.mxb").draft is None
+
+
+@pytest.mark.parametrize("name", ["draft.features.onnx", "draft.step.onnx"])
+def test_a_drafter_that_is_not_the_runtimes_is_refused(altered_drafting, tmp_path, name):
+    _edit(altered_drafting, _change_epsilon, [name])
+    with pytest.raises(RefusedError, match=rf"{name}: (its graph|not a model)"):
+        pack(altered_drafting, tmp_path / "a.mxb")
+
+
+def test_a_drafter_of_another_export_is_refused(altered_drafting, tmp_path):
+    export_model(tiny.checkpoint(seed=1), tmp_path / "other")
+    for name in ("draft.features.onnx", "draft.step.onnx", "draft.onnx.data"):
+        shutil.copy(altered_drafting / name, tmp_path / "other")
+    with pytest.raises(RefusedError, match=r"draft\.\S+: model\.onnx\.data is not the file"):
+        pack(tmp_path / "other", tmp_path / "a.mxb")
+
+
+def test_a_drafter_of_which_a_part_is_missing_is_refused(altered_drafting, tmp_path):
+    (altered_drafting / "draft.features.onnx").unlink()
+    with pytest.raises(RefusedError, match=r"draft\.features\.onnx: no such file"):
+        pack(altered_drafting, tmp_path / "a.mxb")
 
 
 def test_initializer_of_another_shape_is_refused(altered, tmp_path):

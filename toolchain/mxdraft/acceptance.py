@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -27,8 +28,17 @@ LOW_REPETITION = 0.15  # share of repeated 4-grams in an answer, below which it 
 _LANES = 8
 
 Tokens = NDArray[np.uint16]
+
+
+class Draft(NamedTuple):
+    """Proposed tokens, and how many draft steps they cost."""
+
+    tokens: list[int]
+    steps: int
+
+
 # What to draft, at most so many tokens, behind the first i tokens of a rollout.
-Propose = Callable[[int, int], Sequence[int]]
+Propose = Callable[[int, int], Draft]
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,7 @@ class Acceptance:
 
     rounds: int = 0
     emitted: int = 0
-    drafted: int = 0
+    steps: int = 0  # of a drafter
     reached: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
@@ -172,10 +182,10 @@ class Acceptance:
         text = tokens.tolist()
         place = answer_start + 1
         while place < len(text):
-            drafts = propose(place, most)[: len(text) - place]
-            self.drafted += len(drafts)
+            drafts, steps = propose(place, most)
+            self.steps += steps
             agreed = 0
-            for draft in drafts:
+            for draft in drafts[: len(text) - place]:
                 self.reached[agreed] += 1
                 if draft != text[place + agreed]:
                     break
@@ -190,7 +200,7 @@ class Acceptance:
 def from_table(table: NDArray[np.int64], answer_start: int) -> Propose:
     """Proposals of a drafter: row i of ``table`` [chains, depth] is for answer_start + i + 1 tokens."""
     rows: list[list[int]] = table.tolist()
-    return lambda place, most: rows[place - answer_start - 1][:most]
+    return lambda place, most: Draft(rows[place - answer_start - 1][:most], most)
 
 
 def lookup(tokens: Tokens, longest: int = 3, shortest: int = 1) -> Propose:
@@ -203,20 +213,24 @@ def lookup(tokens: Tokens, longest: int = 3, shortest: int = 1) -> Propose:
         for n in range(shortest, min(longest, place) + 1):
             ends.setdefault(tuple(text[place - n : place]), []).append(place)
 
-    def propose(place: int, most: int) -> Sequence[int]:
+    def propose(place: int, most: int) -> Draft:
         for n in range(min(longest, place), shortest - 1, -1):
             earlier = [end for end in ends[tuple(text[place - n : place])] if end < place]
             if earlier:
-                found: list[int] = text[earlier[-1] : min(earlier[-1] + most, place)]
-                return found
-        return []
+                return Draft(text[earlier[-1] : min(earlier[-1] + most, place)], 0)
+        return Draft([], 0)
 
     return propose
 
 
 def either(first: Propose, second: Propose) -> Propose:
     """The first one's proposals where it has any, else the second one's."""
-    return lambda place, most: first(place, most) or second(place, most)
+
+    def propose(place: int, most: int) -> Draft:
+        draft = first(place, most)
+        return draft if draft.tokens else second(place, most)
+
+    return propose
 
 
 # ---- report ----
@@ -242,7 +256,7 @@ def report(
     ``tables``: of the drafter, one a rollout (``from_table``); ``cost``: of a draft step, as share of a step
     of the target. Each entry has rollouts, tau by depth, alpha by position at the largest depth,
     ``alpha_everywhere`` (the first proposal, at every place of the text) and the best speed-up
-    tau / (1 + depth · cost) with its depth; lookup costs nothing.
+    tau / (1 + cost · draft steps a round) with its depth; lookup takes no draft steps.
     """
     if not rollouts:
         raise UsageError("no rollouts: every prompt was left out")
@@ -254,7 +268,7 @@ def report(
         methods["union"].append(either(lookup(rollout.tokens, 4, 2), drafter))
     return {
         name: {
-            method: _measure(rollouts, members, proposals, depths, 0.0 if method == "lookup" else cost)
+            method: _measure(rollouts, members, proposals, depths, cost)
             for method, proposals in methods.items()
         }
         for name, members in groups(rollouts)
@@ -277,9 +291,11 @@ def _measure(
             acceptance.decode(tokens, start, proposals[i], depth)
         for place in range(start + 1, len(tokens)):
             places += 1
-            hits += list(proposals[i](place, 1)) == [int(tokens[place])]
-    # A method that leaves rounds without a draft pays for drafted tokens only.
-    speed = {depth: a.tau / (1 + cost * a.drafted / max(a.rounds, 1)) for depth, a in by_depth.items()}
+            hits += proposals[i](place, 1).tokens == [int(tokens[place])]
+    speed = {
+        depth: a.tau / (1 + cost * a.steps / a.rounds) if a.rounds else float("nan")
+        for depth, a in by_depth.items()
+    }
     best = max(speed, key=lambda depth: speed[depth])
     return {
         "rollouts": len(members),

@@ -44,17 +44,13 @@ from mxdraft.checkpoint import ModelConfig, check_config
 from mxdraft.checkpoint.huggingface import tokenizer_spec
 from mxdraft.drafter import Drafter, draft_sections
 from mxdraft.errors import RefusedError, TransferError
-from mxdraft.export.draft import (
-    FEATURES_FILE,
-    STEP_FILE,
-    DraftMetadata,
-    build_drafter,
-    target_initializers,
-)
+from mxdraft.export.draft import DraftMetadata, build_drafter, target_initializers
 from mxdraft.export.graph import (
     DATA_FILE,
+    FEATURES_FILE,
     GENERATION_FILE,
     MODEL_FILES,
+    STEP_FILE,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
     Metadata,
@@ -103,7 +99,9 @@ def pack(
     if (onnx_directory / MODEL_FILES["full"]).exists():
         models["target.residual"] = _OnnxModel(onnx_directory, "full")
         _check_same_weights(base, models["target.residual"])
-    drafter = _read_drafter(onnx_directory, base) if (onnx_directory / STEP_FILE).exists() else None
+    drafter, draft_files = (
+        _read_drafter(onnx_directory, base) if (onnx_directory / STEP_FILE).exists() else (None, {})
+    )
     config = _bundle_config(base.metadata.config)
     prompts = default_prompts(config.vocab) if golden is None else golden
     entries = {
@@ -121,7 +119,7 @@ def pack(
         writer.add("golden", [golden_section(prompts, _GREEDY_TOKENS, bytes(32), bytes(32))])
         if text is not None:
             writer.add("draft.ngrams", [ngram_section(read_documents(text, config.vocab))])
-        writer.add("provenance", [_provenance(models, drafter, text)])
+        writer.add("provenance", [_provenance(models, drafter, draft_files, text)])
         if drafter is not None:
             shared, trained, tokens = (writer.sections[name].crc for name in DRAFT_TARGET)
             weights_section = len(writer.sections) + 2
@@ -237,8 +235,8 @@ class _OnnxDrafter(_OnnxFile):
         return self.metadata.files, "search", expected
 
 
-def _read_drafter(directory: Path, base: _OnnxModel) -> Drafter:
-    """The drafter in the ONNX files, which must be of the target's export."""
+def _read_drafter(directory: Path, base: _OnnxModel) -> tuple[Drafter, dict[str, str]]:
+    """The drafter in the ONNX files, which must be of the target's export, and the files' SHA-256."""
     features, step = (_OnnxDrafter(directory, name) for name in (FEATURES_FILE, STEP_FILE))
     metadata = step.metadata
     if features.metadata != metadata:
@@ -258,7 +256,8 @@ def _read_drafter(directory: Path, base: _OnnxModel) -> Drafter:
             norms[name] = graph.array(name, np.float32, shape[1:])
     ids = step.array("draft_ids", np.int64, (metadata.vocab,)).astype(np.uint32)
     calibration = tuple((i, r) for i, r in metadata.calibration)
-    return Drafter(layers, planes, norms, ids, calibration, metadata.source_sha256, metadata.meta)
+    files = metadata.files | {FEATURES_FILE: features.sha256, STEP_FILE: step.sha256}
+    return Drafter(layers, planes, norms, ids, calibration, metadata.source_sha256, metadata.meta), files
 
 
 def _check_same_weights(base: _OnnxModel, full: _OnnxModel) -> None:
@@ -324,7 +323,9 @@ def _text_sections(model: _OnnxModel) -> dict[str, bytes]:
     return sections
 
 
-def _provenance(models: dict[str, _OnnxModel], drafter: Drafter | None, text: Path | None) -> bytes:
+def _provenance(
+    models: dict[str, _OnnxModel], drafter: Drafter | None, draft_files: dict[str, str], text: Path | None
+) -> bytes:
     metadata = models["target.base"].metadata
     graphs = {MODEL_FILES[model.precision]: model.sha256 for model in models.values()}
     tools = {name: version(name) for name in ("numpy", "onnx", "onnxruntime")}
@@ -335,7 +336,7 @@ def _provenance(models: dict[str, _OnnxModel], drafter: Drafter | None, text: Pa
         "recipe": metadata.recipe,
         "drafter": None if drafter is None else drafter.meta,
         "versions": {"mxdraft": __version__, **tools},
-        "sha256": metadata.files | graphs,
+        "sha256": metadata.files | graphs | draft_files,
     }
     if text is not None:
         facts["ngrams_of"] = {"name": text.name, "sha256": _sha256(text)}

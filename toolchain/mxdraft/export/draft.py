@@ -27,7 +27,10 @@ from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN
 from mxdraft.export.graph import (
     DATA_FILE,
+    DRAFT_DATA_FILE,
+    FEATURES_FILE,
     MODEL_FILES,
+    STEP_FILE,
     DataFile,
     Graph,
     Metadata,
@@ -35,10 +38,6 @@ from mxdraft.export.graph import (
     write_file,
 )
 from mxdraft.files import replacing
-
-FEATURES_FILE = "draft.features.onnx"
-STEP_FILE = "draft.step.onnx"
-DRAFT_DATA_FILE = "draft.onnx.data"
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ Plane = Literal["base", "residual"]
 
 MODEL_FILES: dict[Precision, str] = {"base": "model.base.onnx", "full": "model.full.onnx"}
 DATA_FILE = "model.onnx.data"
+FEATURES_FILE, STEP_FILE, DRAFT_DATA_FILE = "draft.features.onnx", "draft.step.onnx", "draft.onnx.data"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -97,11 +98,14 @@ def export_model(
 
     ``rule`` chooses the exponents. ``trained``: the base plane and norms that training made of this
     checkpoint; without it the base plane is the checkpoint's, rounded. The residual plane is what then lacks
-    to the checkpoint's weights. Raises RefusedError if a tensor cannot be quantized, TransferError if a file
+    to the checkpoint's weights. A drafter that is there is removed, for it belongs to what is overwritten.
+    Raises RefusedError if a tensor cannot be quantized, TransferError if a file
     cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        for name in (FEATURES_FILE, STEP_FILE, DRAFT_DATA_FILE):
+            (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise TransferError(f"cannot make {directory}: {error.strerror}") from error
     with replacing(directory / DATA_FILE) as file:
