@@ -139,7 +139,7 @@ def test_generate_gives_the_same_text(bundle: Path, options: list[Arg]) -> None:
 
 def test_statistics_have_the_documented_keys(bundle: Path) -> None:
     table = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("| key | meaning |")[2]
-    documented = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|([^|]*)\|", table.split("\n## ")[0], re.M)))
+    documented = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|([^|]*)\|", table.split("\n\n")[0], re.M)))
     for program in (C, PYTHON):
         result = run(program, "generate", "-m", bundle, "-p", "x", "-n", "3", "--stats", "json", "-t", "1")
         assert sorted(stats(result)) == sorted(documented)
