@@ -9,6 +9,7 @@ MXDRAFT := $(VENV)/bin/mxdraft
 BUNDLE  := build/$(MODEL).mxb
 TEXT    ?= $(wildcard models/$(MODEL)/teacher_text.npz) # what the n-gram table for drafting is counted in
 DELTA   ?= # e.g. models/smollm2-135m/qat.delta: a base plane that was trained
+DRAFTER ?= # e.g. models/smollm2-135m/drafter.npz: a drafter for it
 # Only from the command line: some shells have HOST in their environment, for this machine.
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
@@ -41,7 +42,7 @@ test: $(BUNDLE) build/rpi/mxdraft lint
 # Apart, because torch is large and only training needs it.
 test-train: $(VENV)/installed
 	$(VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[train]'
-	$(VENV)/bin/pytest -q tests/test_qat.py
+	$(VENV)/bin/pytest -q tests/test_qat.py tests/test_draft_train.py
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check toolchain tests runtime
@@ -91,8 +92,8 @@ build/%/mxdraft: $(VENV)/installed $(RUNTIME)
 	$(MXDRAFT) build --target $*
 	touch $@
 
-build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA)
-	$(MXDRAFT) export "$$($(MXDRAFT) fetch $(MODEL))" -o build/$(MODEL) $(DELTA:%=--delta %)
+build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA) $(DRAFTER)
+	$(MXDRAFT) export "$$($(MXDRAFT) fetch $(MODEL))" -o build/$(MODEL) $(DELTA:%=--delta %) $(DRAFTER:%=--drafter %)
 
 $(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft
 	$(MXDRAFT) pack build/$(MODEL) -o $@ $(TEXT:%=--text %)

@@ -107,6 +107,7 @@ def test_report(source: tuple[Path, Path], fake: None, tmp_path: Path) -> None: 
         "system": "FAKE = 1",
         "quantized_bytes": weights.stat().st_size // 2,
     }
+    assert (tmp_path / "llama.cpp.log").read_text(encoding="utf-8").startswith("warning")
     generated = report["prompts"]
     assert list(generated) == [OURS, THEIRS, f"{THEIRS} n-gram"]
     assert generated[THEIRS]["tokens"] == generated[f"{THEIRS} n-gram"]["tokens"] == 2 * 39

@@ -28,7 +28,7 @@ TIMEOUT_S = 300
 REAL = REPOSITORY / "build" / "smollm2-135m.mxb"
 # Longer than the longest chunk, shorter than any, and neither.
 GOLDEN = [[7 * i % 500 for i in range(1, 67)], [499], list(range(40, 46))]
-REFERENCE = "avx2,neon,dotprod"  # the mask that leaves the scalar reference
+REFERENCE = "avx2,avx512,neon,dotprod,i8mm"  # the mask that leaves the scalar reference
 
 needs_real = pytest.mark.skipif(not REAL.exists(), reason="needs the bundle that make demo builds")
 
@@ -135,7 +135,8 @@ def test_python_binding(tiny_bundle: Path, precision: str) -> None:
         ("cortex-a76", "", "dotprod"),
         ("cortex-a76", "dotprod", "neon"),
         ("cortex-a76", "neon,dotprod", "ref"),
-        ("max", "", "dotprod"),
+        ("max", "", "i8mm"),
+        ("max", "i8mm", "dotprod"),
     ],
 )
 def test_emulated(aarch64: list[str], tiny_bundle: Path, cpu: str, mask: str, bound: str) -> None:

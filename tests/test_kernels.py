@@ -71,6 +71,16 @@ def test_variants_of_this_machine_equal_the_reference(check: list[str]) -> None:
     assert_all_equal(check, "-n", "2")
 
 
+def test_avx512_equals_the_reference_in_emulation(check: list[str]) -> None:
+    """Few machines have it: its source in plain C, intrinsic by intrinsic."""
+    status, lines = run(check, "emulated-avx512")
+    assert status == 0, "\n".join(lines)
+    assert [line.split()[:3] for line in lines] == [
+        ["avx512", "matmul_mxfp4", "ok"],
+        ["avx512", "matmul_mxint8", "ok"],
+    ]
+
+
 @pytest.mark.skipif(GCC is None, reason="gcc and its sanitizers are missing")
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     assert GCC is not None
@@ -84,7 +94,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
         ("cortex-a53", {"neon"}),
         ("cortex-a72", {"neon"}),
         ("cortex-a76", {"neon", "dotprod"}),
-        ("max", {"neon", "dotprod"}),
+        ("max", {"neon", "dotprod", "i8mm"}),
     ],
 )
 def test_variants_of_an_arm_core_equal_the_reference(
@@ -210,4 +220,7 @@ def test_extensions_are_used_only_in_their_own_objects(tmp_path: Path) -> None:
         source.stem: extensions_used(compile_c(zig("aarch64"), tmp_path / "o", "-c", source))
         for source in sources("cli")
     }
-    assert {name: found for name, found in used.items() if found} == {"neon_dotprod": {"dotprod"}}
+    assert {name: found for name, found in used.items() if found} == {
+        "neon_dotprod": {"dotprod"},
+        "neon_i8mm": {"dotprod", "i8mm"},
+    }

@@ -178,11 +178,11 @@ def test_default_threads_follow_the_real_affinity() -> None:
 
 def test_unknown_level_in_the_cpu_mask_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MXDRAFT_CPU_MASK", "avx2,neno")
-    expected = "MXDRAFT_CPU_MASK: unknown level 'neno' (known: avx2, neon, dotprod)"
+    expected = "MXDRAFT_CPU_MASK: unknown level 'neno' (known: avx2, avx512, neon, dotprod, i8mm)"
     with Model(bundle) as model, pytest.raises(UsageError, match=re.escape(expected)):
         Engine(model)
     assert cpu_describe() == f"error {expected}\n"
-    monkeypatch.setenv("MXDRAFT_CPU_MASK", "avx2,,neon,dotprod,")
+    monkeypatch.setenv("MXDRAFT_CPU_MASK", "avx2,avx512,,neon,dotprod,i8mm,")
     assert set(re.findall(r"_([a-z0-9]+)$", cpu_describe(), re.MULTILINE)) == {"ref"}
 
 

@@ -46,12 +46,24 @@ static int emit_bench(const mxd_bench *results, mxd_bench_format format, const c
     return code;
 }
 
+/* The drafters that --draft names, as bits: its words are those of mxd_draft, then "all". */
+static uint32_t drafts_of(const settings *s, const mxd_model *model) {
+    mxd_model_info info;
+    mxd_model_get_info(model, &info);
+    if (s->draft == MXD_DRAFT_OFF) return 0;
+    if (s->draft <= MXD_DRAFT_MODEL) return 1u << s->draft;
+    return 1u << MXD_DRAFT_NGRAM | 1u << MXD_DRAFT_AUTO | (info.has_drafter ? 1u << MXD_DRAFT_MODEL : 0);
+}
+
 static int bench(const settings *s, session *run) {
     int code;
-    if ((code = open_model(s->bundle, run)) || (code = open_engine(s, 0, run))) return code;
+    settings plain = *s;
+    plain.draft = MXD_DRAFT_OFF;
+    if ((code = open_model(s->bundle, run)) || (code = open_engine(&plain, 0, run))) return code;
     const mxd_bench_options options = {.prompt_tokens = (uint32_t)s->prompt_tokens,
                                        .tokens = (uint32_t)s->limit,
-                                       .repeat = (uint32_t)s->repeat};
+                                       .repeat = (uint32_t)s->repeat,
+                                       .drafts = drafts_of(s, run->model)};
     mxd_error error;
     mxd_bench *results;
     if (mxd_bench_run(run->engine, &options, &results, &error)) return fail_status(&error);
@@ -82,10 +94,11 @@ static int info_model(session *run) {
     char *bos = i.bos == UINT32_MAX ? format_text("none") : format_text("%u", (unsigned)i.bos);
     char *line = plan_line(&plan);
     char *text = format_text("bundle %s\nfile_bytes %llu\nhidden %u\nlayers %u\nheads %u\nkv_heads %u\nhead_dim %u\n"
-                             "ffn %u\nvocab %u\nmax_positions %u\nprecisions %s\nbos %s\nprovenance %s\n%s\n",
+                             "ffn %u\nvocab %u\nmax_positions %u\nprecisions %s\ndrafters %s%s\nbos %s\nprovenance %s\n%s\n",
                              i.path, (unsigned long long)i.file_bytes, (unsigned)i.hidden, (unsigned)i.layers,
                              (unsigned)i.heads, (unsigned)i.kv_heads, (unsigned)i.head_dim, (unsigned)i.ffn,
-                             (unsigned)i.vocab, (unsigned)i.max_positions, i.has_residual ? "base full" : "base", bos,
+                             (unsigned)i.vocab, (unsigned)i.max_positions, i.has_residual ? "base full" : "base",
+                             i.has_ngrams ? "lookup table" : "lookup", i.has_drafter ? " model" : "", bos,
                              i.provenance, line);
     free(line);
     free(bos);

@@ -140,7 +140,8 @@ static void print_stats(const settings *s, const session *run) {
                 json_number(json, "first_token_s"), json_number(json, "generated_tokens"),
                 json_number(json, "decode_tok_per_s"), json_number(json, "steps"), (int)strcspn(stop, "\""), stop,
                 json_number(json, "drafted"), json_number(json, "accepted"), json_number(json, "tokens_per_step"),
-                json_number(json, "gain"), json_number(json, "expected_gain"), json_number(json, "peak_rss_bytes") / (1 << 20), json_number(json, "threads"),
+                json_number(json, "gain"), json_number(json, "expected_gain"),
+                json_number(json, "peak_rss_bytes") / (1 << 20), json_number(json, "threads"),
                 (unsigned long long)s->seed);
     }
     free(json);

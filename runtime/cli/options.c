@@ -93,6 +93,7 @@ static const option verify_options[] = {
 static const option bench_options[] = {
     WHOLE_OPTION("--prompt-tokens", prompt_tokens, 1, MAX_TOKENS, "128", "Prompt length."),
     WHOLE_OPTION("-n", limit, 2, MAX_TOKENS, "64", "Tokens to generate."),
+    WORD_OPTION("--draft", draft, "auto|off|ngram|model|all", "off", "Compare drafting with plain decoding, too."),
     WHOLE_OPTION("--repeat", repeat, 1, 1000, "3", "Measured runs, after one that is not."),
     TEXT_OPTION("--csv", csv, "FILE", "Write the results as CSV; - = instead of the table."),
     TEXT_OPTION("--json", json, "FILE", "Write the results as JSON; - = instead of the table."),

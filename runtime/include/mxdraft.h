@@ -128,6 +128,8 @@ typedef struct mxd_plan {
 typedef struct mxd_model_info {
     uint32_t hidden, layers, heads, kv_heads, head_dim, ffn, vocab, max_positions;
     uint32_t has_residual;   /* 1: full precision is available */
+    uint32_t has_drafter;    /* 1: a trained drafter */
+    uint32_t has_ngrams;     /* 1: a table for drafting by look-up */
     uint32_t bos;            /* UINT32_MAX: none */
     uint64_t file_bytes;
     const char *provenance;  /* JSON text, NUL-terminated, owned by the model */
@@ -263,6 +265,7 @@ typedef struct mxd_bench_options {
     uint32_t prompt_tokens; /* >= 1, of a synthetic prompt */
     uint32_t tokens;        /* >= 2, generated behind it */
     uint32_t repeat;        /* 1..1000 measured repetitions, after one that only warms up */
+    uint32_t drafts;        /* drafters to compare with plain decoding on a few questions: bits 1 << mxd_draft */
 } mxd_bench_options;
 typedef enum mxd_bench_format {
     MXD_BENCH_TABLE = 0,
@@ -272,7 +275,7 @@ typedef enum mxd_bench_format {
 /* Measure prefill and decode of one greedy sequence, which needs a free one of the engine, what steps of several rows
  * and of 48 sequences cost beside one of one row, and the read bandwidth of this machine; repetitions take turns, so
  * that a disturbance meets all of them. Allocates a buffer of four last-level caches and an engine for 48 short
- * sequences, which is left out if memory is short. */
+ * sequences, which is left out if memory is short. The engine itself should not draft. */
 mxd_status mxd_bench_run(mxd_engine *engine, const mxd_bench_options *options, mxd_bench **out, mxd_error *err);
 void mxd_bench_close(mxd_bench **bench);
 /* The results as text; returns the length needed. */

@@ -37,20 +37,6 @@ enum { MXD_E2M1_BIAS = 12 };
 typedef void mxd_matmul_fn(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                            const mxd_act *x, size_t rows, float *y, size_t ldy);
 
-/* Walk rows in groups that share decoded weights: call(m, R, digits) with at most four digit rows a group. */
-#define MXD_ROW_GROUPS(rows, two_digits, call)               \
-    do {                                                     \
-        size_t m_ = 0;                                       \
-        if (two_digits) {                                    \
-            for (; m_ + 2 <= (rows); m_ += 2) call(m_, 2, 2); \
-            if (m_ < (rows)) call(m_, 1, 2);                 \
-        } else {                                             \
-            for (; m_ + 4 <= (rows); m_ += 4) call(m_, 4, 1); \
-            for (; m_ + 2 <= (rows); m_ += 2) call(m_, 2, 1); \
-            if (m_ < (rows)) call(m_, 1, 1);                 \
-        }                                                    \
-    } while (0)
-
 typedef struct mxd_kernels {
     /* out rows `row`.. get `rows` rows of x (ldx floats apart), each of length k. */
     void (*quantize)(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out);
@@ -79,8 +65,10 @@ typedef struct mxd_kernel_names {
 /* Each level overwrites the entries it has a variant for. */
 void mxd_kernels_init_ref(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_avx2(mxd_kernels *k, mxd_kernel_names *n);
+void mxd_kernels_init_avx512(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n);
+void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n);
 
 #define MXD_BIND(k, n, op, isa) ((k)->op = mxd_##op##_##isa, (n)->op = "mxd_" #op "_" #isa)
 

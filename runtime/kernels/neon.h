@@ -51,5 +51,23 @@ INLINE int8x16x2_t load_pair(elements form, const uint8_t *w, int pair, int v) {
     return (int8x16x2_t){{vld1q_s8(bytes), vld1q_s8(bytes + 64)}};
 }
 
+/* Activation rows at one block: R of them, `stride` blocks apart. */
+typedef struct some_rows {
+    const int8_t *q, *lo;
+    const float *s;
+    size_t stride;
+} some_rows;
+
+INLINE some_rows rows_at(const mxd_act *x, size_t nblocks, size_t m, size_t b) {
+    size_t at = m * nblocks + b;
+    return (some_rows){x->q + at * BLOCK, x->lo ? x->lo + at * BLOCK : NULL, x->s + at, nblocks};
+}
+
+INLINE void next_block(some_rows *x) {
+    x->q += BLOCK;
+    if (x->lo) x->lo += BLOCK;
+    x->s++;
+}
+
 #endif
 #endif

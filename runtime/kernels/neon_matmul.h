@@ -5,25 +5,8 @@
  *   FEW_UNITS, UNITS    most digit rows in one pass over packed, and over decoded weights: powers of two
  *   VECTORS             of 4 rows of the tile in one pass over decoded weights: 2 or 4
  *   dots(form, w, q, units, v0, V, d)   d[u][v] = dot products of digit row q[u] with rows 4*(v0+v) .. 4*(v0+v)+3 of
- *                       the block whose elements are at w, v < V; inlined with form, units, v0 and V as constants */
-
-/* Activation rows at one block: R of them, `stride` blocks apart. */
-typedef struct some_rows {
-    const int8_t *q, *lo;
-    const float *s;
-    size_t stride;
-} some_rows;
-
-INLINE some_rows rows_at(const mxd_act *x, size_t nblocks, size_t m, size_t b) {
-    size_t at = m * nblocks + b;
-    return (some_rows){x->q + at * BLOCK, x->lo ? x->lo + at * BLOCK : NULL, x->s + at, nblocks};
-}
-
-INLINE void next_block(some_rows *x) {
-    x->q += BLOCK;
-    if (x->lo) x->lo += BLOCK;
-    x->s++;
-}
+ *                       the block whose elements are at w, v < V; inlined with form, units, v0 and V as constants
+ *   OWN_MANY_ROWS       only where the level has a many_rows of its own */
 
 /* acc[r][v] = fma(dot, scale[v] * (s * unit), acc[r][v]) for R activation rows and V vectors of the tile from v0. */
 INLINE TARGET void multiply_block(elements form, const uint8_t *w, const float32x4_t *scale, float unit,
@@ -63,6 +46,8 @@ INLINE TARGET void few_rows(elements form, const uint8_t *const tile[2], int pla
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < 4; v++) vst1q_f32(y + (size_t)r * ldy + 4 * v, acc[r][v]);
 }
+
+#ifndef OWN_MANY_ROWS
 
 /* ---- many rows: they share a decoded strip of the tile ---- */
 
@@ -123,6 +108,8 @@ INLINE TARGET void many_rows(elements form, const uint8_t *const tile[2], int pl
 #undef ROWS
     }
 }
+
+#endif
 
 /* Tile by tile: a tile's weights stay in the first-level cache for all rows. */
 INLINE TARGET void matmul(elements form, const uint8_t *const plane[2], int planes, size_t nblocks, size_t ntiles,

@@ -29,8 +29,23 @@ enum {
     BATCH_COST = ROWS + WIDTH_COUNT,
     BATCH,
     TEMPERATURE,
-    MEASURES
+    DRAFT_SPEED, /* one for each drafter but AUTO, OFF first; AUTO behind them */
+    DRAFT_GAIN = DRAFT_SPEED + 4,
+    DRAFT_TAU = DRAFT_GAIN + 4,
+    MEASURES = DRAFT_TAU + 4
 };
+
+/* The drafters in the order of their measures. */
+static const mxd_draft DRAFTS[4] = {MXD_DRAFT_OFF, MXD_DRAFT_NGRAM, MXD_DRAFT_MODEL, MXD_DRAFT_AUTO};
+
+/* What they are compared on: an answer each. */
+static const char *const QUESTIONS[] = {
+    "Tell me about the life of bees in a garden.",
+    "Write a Python function that counts how often each word occurs in a text, and explain it.",
+    "List five ways to save water at home, with one sentence about each.",
+    "Correct the spelling and repeat: The ferst ship came in the morning. The secand ship came in the evning.",
+};
+enum { QUESTION_COUNT = sizeof QUESTIONS / sizeof *QUESTIONS, MAX_QUESTION = 256 };
 
 /* What a measure is called, and the unit in which the table shows it. */
 static const struct {
@@ -56,6 +71,18 @@ static const struct {
     [BATCH_COST] = {"sequence_cost_48", "48 sequences", "x 1 sequence", 1},
     [BATCH] = {"batch48_tok_per_s", "48 sequences", "tok/s", 1},
     [TEMPERATURE] = {"temperature_c", "temperature", "C", 1},
+    [DRAFT_SPEED + 0] = {"draft_off_tok_per_s", "answers, draft off", "tok/s", 1},
+    [DRAFT_SPEED + 1] = {"draft_ngram_tok_per_s", "answers, draft ngram", "tok/s", 1},
+    [DRAFT_SPEED + 2] = {"draft_model_tok_per_s", "answers, draft model", "tok/s", 1},
+    [DRAFT_SPEED + 3] = {"draft_auto_tok_per_s", "answers, draft auto", "tok/s", 1},
+    [DRAFT_GAIN + 0] = {"draft_off_gain", "draft off", "x off", 1},
+    [DRAFT_GAIN + 1] = {"draft_ngram_gain", "draft ngram", "x off", 1},
+    [DRAFT_GAIN + 2] = {"draft_model_gain", "draft model", "x off", 1},
+    [DRAFT_GAIN + 3] = {"draft_auto_gain", "draft auto", "x off", 1},
+    [DRAFT_TAU + 0] = {"draft_off_tokens_per_step", "draft off", "tokens/step", 1},
+    [DRAFT_TAU + 1] = {"draft_ngram_tokens_per_step", "draft ngram", "tokens/step", 1},
+    [DRAFT_TAU + 2] = {"draft_model_tokens_per_step", "draft model", "tokens/step", 1},
+    [DRAFT_TAU + 3] = {"draft_auto_tokens_per_step", "draft auto", "tokens/step", 1},
 };
 
 typedef struct series {
@@ -109,18 +136,17 @@ static void add_run(mxd_bench *b, const mxd_stats *t) {
     add(b, DECODE_READ, 1e-9 * (double)t->bytes_read / t->decode_s);
 }
 
-/* Steps of 1 to 16 rows behind the prompt, all with logits, in turns. */
-static mxd_status time_rows(mxd_bench *b, mxd_seq *s, const uint32_t *ids, float *logits, mxd_error *err) {
-    size_t ctx = s->engine->plan.ctx, position = b->options.prompt_tokens;
+/* Steps of 1 to 16 rows behind the prompt, as verifying drafts takes them, in turns. */
+static mxd_status time_rows(mxd_bench *b, mxd_engine *g, mxd_error *err) {
+    uint32_t ctx = g->plan.ctx, position = b->options.prompt_tokens;
     if (position + WIDEST > ctx) position = ctx > WIDEST ? ctx - WIDEST : 0;
     for (int step = 0; step < STEPS; step++)
         for (int w = 0; w < WIDTH_COUNT; w++) {
-            if (position + WIDTHS[w] > ctx) continue;
-            mxd_status status = mxd_seq_truncate(s, position, err);
-            double start = mxd_now();
-            if (!status) status = mxd_seq_logits(s, ids, WIDTHS[w], logits, err);
+            double seconds;
+            if (position + WIDTHS[w] > ctx || WIDTHS[w] > g->max_rows) continue;
+            mxd_status status = mxd_time_rows(g, position, WIDTHS[w], g->precision, &seconds, err);
             if (status) return status;
-            add(b, ROWS + w, mxd_now() - start);
+            add(b, ROWS + w, seconds);
         }
     return MXD_OK;
 }
@@ -189,6 +215,63 @@ static void watch_heat(mxd_bench *b) {
     if (b->flags_before >= 0) b->flags_seen |= mxd_throttle_flags();
 }
 
+/* ---- drafters ---- */
+
+static mxd_status encode_question(const mxd_model *m, const char *text, uint32_t *ids, size_t *n, mxd_error *err) {
+    const mxd_message message = {"user", text};
+    if (m->has_chat) return mxd_chat_encode(m, &message, 1, 1, ids, MAX_QUESTION, n, err);
+    return mxd_encode(m, text, strlen(text), ids, MAX_QUESTION, n, err);
+}
+
+/* One answer with one drafter. */
+static mxd_status time_answer(mxd_bench *b, mxd_engine *g, int drafter, const uint32_t *ids, size_t n, double *off,
+                              mxd_error *err) {
+    mxd_sampling greedy;
+    mxd_sampling_default(&greedy);
+    greedy.max_tokens = b->options.tokens;
+    mxd_seq *s;
+    mxd_stats stats = {0};
+    mxd_status status = mxd_seq_open(g, &greedy, &s, err);
+    if (status) return status;
+    status = run_once(g, s, ids, (uint32_t)n, &stats, err);
+    mxd_seq_close(&s);
+    if (status || stats.generated_tokens < 2) return status;
+    double decoded = (double)(stats.generated_tokens - 1), speed = decoded / stats.decode_s;
+    if (drafter == 0) *off = speed;
+    add(b, DRAFT_SPEED + drafter, speed);
+    add(b, DRAFT_GAIN + drafter, speed / *off);
+    add(b, DRAFT_TAU + drafter, decoded / (double)stats.steps);
+    return MXD_OK;
+}
+
+/* Every drafter asked for answers the questions in turn with plain decoding. */
+static mxd_status compare_drafts(mxd_bench *b, const mxd_engine *g, mxd_error *err) {
+    mxd_engine *engines[4] = {NULL};
+    mxd_status status = MXD_OK;
+    for (int d = 0; d < 4 && !status; d++) {
+        if (d > 0 && !(b->options.drafts & 1u << DRAFTS[d])) continue;
+        mxd_options options;
+        mxd_options_default(&options);
+        options.ctx = g->plan.ctx;
+        options.threads = g->plan.threads;
+        options.precision = g->plan.precision;
+        options.draft = DRAFTS[d];
+        status = mxd_engine_open(g->model, &options, &engines[d], err);
+        if (!status && d > 0) status = mxd_engine_measure_costs(engines[d], NULL, err);
+    }
+    for (uint32_t i = 0; i < b->options.repeat && !status; i++)
+        for (int q = 0; q < QUESTION_COUNT && !status; q++) {
+            uint32_t ids[MAX_QUESTION];
+            size_t n;
+            double off = 0;
+            status = encode_question(g->model, QUESTIONS[q], ids, &n, err);
+            for (int d = 0; d < 4 && !status; d++)
+                if (engines[d]) status = time_answer(b, engines[d], d, ids, n, &off, err);
+        }
+    for (int d = 0; d < 4; d++) mxd_engine_close(&engines[d]);
+    return status;
+}
+
 /* What follows from other measures. */
 static void derive(mxd_bench *b) {
     uint32_t quarter = (b->options.repeat + 3) / 4;
@@ -209,7 +292,6 @@ typedef struct bench_state {
     mxd_engine *engine;
     mxd_seq *seq;
     uint32_t *prompt;
-    float *logits; /* (WIDEST, vocab) */
     mxd_bandwidth *bandwidth;
     batch many; /* engine NULL: does not fit memory */
 } bench_state;
@@ -230,7 +312,7 @@ static mxd_status repeat(mxd_bench *b, bench_state *state, mxd_error *err) {
         if (status) return status;
         add_run(b, &stats);
         add(b, BANDWIDTH, 1e-9 * mxd_bandwidth_measure(state->bandwidth));
-        if ((status = time_rows(b, state->seq, state->prompt, state->logits, err))) return status;
+        if ((status = time_rows(b, state->engine, err))) return status;
         if (state->many.engine && (status = time_batch(b, &state->many, state->prompt, err))) return status;
         watch_heat(b);
     }
@@ -241,15 +323,14 @@ static mxd_status repeat(mxd_bench *b, bench_state *state, mxd_error *err) {
 }
 
 static mxd_status open_state(mxd_engine *g, const mxd_bench_options *o, bench_state *state, mxd_error *err) {
-    size_t vocab = g->model->config.vocab, ids = o->prompt_tokens > WIDEST ? o->prompt_tokens : WIDEST;
+    size_t vocab = g->model->config.vocab, ids = o->prompt_tokens > SEQUENCE_PROMPT ? o->prompt_tokens : SEQUENCE_PROMPT;
     mxd_sampling greedy;
     mxd_sampling_default(&greedy);
     greedy.max_tokens = o->tokens;
     greedy.ignore_eos = 1;
     state->engine = g;
     state->prompt = malloc(ids * sizeof *state->prompt);
-    state->logits = malloc(WIDEST * vocab * sizeof *state->logits);
-    if (!state->prompt || !state->logits) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for the benchmark");
+    if (!state->prompt) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for the benchmark");
     for (size_t i = 0; i < ids; i++) state->prompt[i] = (uint32_t)(i * 7919 % vocab);
     return mxd_seq_open(g, &greedy, &state->seq, err);
 }
@@ -258,7 +339,6 @@ static void close_state(bench_state *state) {
     close_batch(&state->many);
     mxd_bandwidth_close(&state->bandwidth);
     mxd_seq_close(&state->seq);
-    free(state->logits);
     free(state->prompt);
 }
 
@@ -292,6 +372,7 @@ mxd_status mxd_bench_run(mxd_engine *g, const mxd_bench_options *o, mxd_bench **
     if (!status) status = open_state(g, o, &state, err);
     if (!status) status = repeat(b, &state, err);
     close_state(&state);
+    if (!status && o->drafts) status = compare_drafts(b, g, err);
     if (status) mxd_bench_close(&b);
     *out = b;
     return status;
@@ -349,6 +430,7 @@ static void put_table(text *t, const mxd_bench *b) {
     put(t, "%-26s%10s%10s%10s\n", "", "median", "min", "max");
     for (int i = 0; i < MEASURES; i++) {
         const series *s = &b->measures[i];
+        if (i >= DRAFT_SPEED && !s->count) continue; /* not asked for */
         put(t, "%-26s", NAMES[i].label);
         if (s->count) {
             spread v = spread_of(s);

@@ -406,7 +406,8 @@ static mxd_status read_draft_config(const reader *r, const section *s) {
         ok = i < d->features ? layer >= 1 && layer <= c->layers && (i == 0 || layer > d->feature_layer[i - 1])
                              : layer == 0;
     }
-    ok = ok && d->vocab % MXD_TILE_ROWS == 0 && d->vocab >= MXD_TILE_ROWS && d->vocab <= 65536 && d->vocab <= c->vocab &&
+    ok = ok && d->vocab % MXD_TILE_ROWS == 0 && d->vocab >= MXD_TILE_ROWS && d->vocab <= 65536 &&
+         d->vocab <= c->vocab &&
          read_calibration(s->data + 68, d->depths, d->inverse_temperature) &&
          read_calibration(s->data + 100, d->depths, d->odds);
     if (!ok) return mxd_fail(r->err, MXD_BAD_DRAFT, "%s: impossible numbers in draft.config", path);
@@ -552,6 +553,7 @@ void mxd_model_get_info(const mxd_model *m, mxd_model_info *out) {
     *out = (mxd_model_info){.hidden = c->hidden, .layers = c->layers, .heads = c->heads, .kv_heads = c->kv_heads,
                             .head_dim = c->head_dim, .ffn = c->ffn, .vocab = c->vocab,
                             .max_positions = c->max_positions, .has_residual = m->has_residual,
+                            .has_drafter = m->drafter.features > 0, .has_ngrams = m->has_ngrams,
                             .bos = mxd_tokenizer_bos(&m->tokenizer), .file_bytes = m->map_len,
                             .provenance = m->provenance, .path = m->path};
 }

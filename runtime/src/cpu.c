@@ -20,15 +20,26 @@
 /* ---- instruction sets ---- */
 
 #if defined(__x86_64__)
+/* Register state that the system saves: 0 if it doesn't say. */
+static unsigned saved_state(void) {
+    unsigned a, b, c, d, xcr0, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 27)) return 0; /* OSXSAVE */
+    __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
+    return xcr0;
+}
+
 static int has_avx2(void) {
     unsigned a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
-    const unsigned need = 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29; /* FMA, OSXSAVE, AVX, F16C */
-    if ((c & need) != need) return 0;
-    unsigned xcr0, high;
-    __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
-    if ((xcr0 & 6) != 6) return 0; /* the system saves the wide registers */
+    const unsigned need = 1u << 12 | 1u << 28 | 1u << 29; /* FMA, AVX, F16C */
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & need) != need || (saved_state() & 0x6) != 0x6) return 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & 1u << 5);
+}
+
+static int has_avx512(void) {
+    unsigned a, b, c, d;
+    const unsigned need = 1u << 16 | 1u << 30 | 1u << 31; /* F, BW, VL */
+    if ((saved_state() & 0xe6) != 0xe6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    return (b & need) == need && (c & 1u << 11); /* VNNI */
 }
 #elif defined(__aarch64__)
 static int has_neon(void) {
@@ -37,21 +48,28 @@ static int has_neon(void) {
 static int has_dotprod(void) {
     return (getauxval(AT_HWCAP) & 1u << 20) != 0; /* HWCAP_ASIMDDP */
 }
+static int has_i8mm(void) {
+    return has_dotprod() && (getauxval(AT_HWCAP2) & 1u << 13) != 0; /* HWCAP2_I8MM */
+}
 #endif
 
 /* Oldest first: each level overwrites what it does better. Names of the other architecture are known but absent. */
 static const mxd_cpu_level LEVELS[] = {
 #if defined(__x86_64__)
     {"avx2", has_avx2, mxd_kernels_init_avx2},
+    {"avx512", has_avx512, mxd_kernels_init_avx512},
 #else
     {"avx2", NULL, NULL},
+    {"avx512", NULL, NULL},
 #endif
 #if defined(__aarch64__)
     {"neon", has_neon, mxd_kernels_init_neon},
     {"dotprod", has_dotprod, mxd_kernels_init_dotprod},
+    {"i8mm", has_i8mm, mxd_kernels_init_i8mm},
 #else
     {"neon", NULL, NULL},
     {"dotprod", NULL, NULL},
+    {"i8mm", NULL, NULL},
 #endif
 };
 enum { LEVEL_COUNT = sizeof LEVELS / sizeof *LEVELS };
@@ -70,7 +88,7 @@ static mxd_status parse_mask(int masked[LEVEL_COUNT], mxd_error *err) {
             if (len == strlen(LEVELS[i].name) && !memcmp(p, LEVELS[i].name, len)) known = masked[i] = 1;
         if (!known)
             return mxd_fail(err, MXD_ERR_ARGUMENT,
-                            "MXDRAFT_CPU_MASK: unknown level '%.*s' (known: avx2, neon, dotprod)", (int)len, p);
+                            "MXDRAFT_CPU_MASK: unknown level '%.*s' (known: avx2, avx512, neon, dotprod, i8mm)", (int)len, p);
         p += len + (p[len] == ',');
     }
     return MXD_OK;

@@ -69,8 +69,8 @@ typedef struct mxd_ngram_table {
 
 /* Validate section[len] for a vocabulary: MXD_BAD_DRAFT. */
 mxd_status mxd_ngram_table_init(mxd_ngram_table *t, const uint8_t *section, size_t len, uint32_t vocab, mxd_error *err);
-/* Propose a chain of up to `most` tokens behind ids[n]: what followed the longest earlier occurrence of its end, or what
- * the table (NULL: none) knows, whichever is likelier right. */
+/* Propose a chain of up to `most` tokens behind ids[n]: what followed the longest earlier occurrence of its end, or
+ * what the table (NULL: none) knows, whichever is likelier right. */
 void mxd_ngram_propose(const mxd_ngram_table *t, const mxd_policy *p, const uint32_t *ids, size_t n, size_t most,
                        mxd_proposal *out);
 

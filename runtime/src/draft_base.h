@@ -4,8 +4,8 @@
 
 #include "engine.h"
 
-/* Replace the sequence's proposal by what base precision would generate, up to `most` tokens, if that yields more tokens a
- * second. Its passes check the proposal's likeliest chain along the way. */
+/* Replace the sequence's proposal by what base precision would generate, up to `most` tokens, if that yields more
+ * tokens a second. Its passes check the proposal's likeliest chain along the way. */
 void mxd_draft_base(mxd_engine *g, mxd_seq *s, size_t most);
 
 #endif

@@ -1,5 +1,5 @@
-/* The trained drafter: one layer that reads residual streams of the target (docs/arithmetic.md, "Drafter"). Its arithmetic
- * decides which tokens are proposed, never which are generated. */
+/* The trained drafter: one layer that reads residual streams of the target (docs/arithmetic.md, "Drafter"). Its
+ * arithmetic decides which tokens are proposed, never which are generated. */
 #include "draft_model.h"
 
 #include <math.h>
@@ -141,8 +141,8 @@ static void run_pass(mxd_engine *g, void (*job)(void *, uint32_t)) {
 
 /* ---- guesses ---- */
 
-/* The two likeliest tokens by the logits of outcome i, or under sampling the one that the target's own noise would draw,
- * with the calibrated probability that the target chooses them. */
+/* The two likeliest tokens by the logits of outcome i, or under sampling the one that the target's own noise would
+ * draw, with the calibrated probability that the target chooses them. */
 static void guess(mxd_engine *g, mxd_seq *s, size_t i, uint32_t depth) {
     const mxd_draft_model *d = &g->model->drafter;
     float *logits = g->draft_logits + i * mxd_draft_logits(g), *w = g->scratch.weights;
@@ -163,8 +163,8 @@ static void guess(mxd_engine *g, mxd_seq *s, size_t i, uint32_t depth) {
         return;
     }
     if (s->sampling.temperature > 0) {
-        uint32_t drawn = mxd_sample_among(&g->kernels, &s->sampling, logits, count, s->draft_ids, s->token_count + depth,
-                                          &g->scratch);
+        uint32_t drawn = mxd_sample_among(&g->kernels, &s->sampling, logits, count, s->draft_ids,
+                                          s->token_count + depth, &g->scratch);
         g->kernels.exp_weights(logits, count, d->inverse_temperature[c], logits[first], w);
         s->guesses[0] = (mxd_guess){s->draft_ids[drawn], w[drawn] / sum};
         s->guess_count = 1;
@@ -231,9 +231,12 @@ void mxd_draft_model_propose(mxd_engine *g, mxd_seq *const *seqs, const size_t *
         g->row_count = g->outcome_count = g->side_used = 0;
         for (size_t i = 0; i < n; i++) {
             mxd_seq *s = seqs[i];
-            if (newest[i] >= 0 && (depth >= most[i] || (depth >= g->draft_min && !mxd_policy_deepens(&g->policy, s->proposal.path[newest[i]], rows))))
-                newest[i] = -1;
             if (newest[i] < 0) continue;
+            int asked = depth < g->draft_min;
+            if (depth >= most[i] || !(asked || mxd_policy_deepens(&g->policy, s->proposal.path[newest[i]], rows))) {
+                newest[i] = -1;
+                continue;
+            }
             memcpy(g->states + g->row_count * hidden, s->draft_state, hidden * sizeof(float));
             add_row(g, s, s->token_count - 2 + depth, s->proposal.token[newest[i]], 1);
         }

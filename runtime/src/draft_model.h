@@ -7,13 +7,13 @@
 /* Gather the rows of the draft vocabulary from the target's head. */
 void mxd_draft_model_init(mxd_engine *g);
 
-/* Behind a step of the target: sequence i's newly processed positions were the step's rows step_rows[i][counts[i]]. Brings
- * the drafter's cache up to date and makes the first guesses of the next draft. */
+/* Behind a step of the target: sequence i's newly processed positions were the step's rows step_rows[i][counts[i]].
+ * Brings the drafter's cache up to date and makes the first guesses of the next draft. */
 void mxd_draft_model_follow(mxd_engine *g, mxd_seq *const *seqs, const uint32_t *const *step_rows, const size_t *counts,
                             size_t n);
 
-/* Add to the (empty) proposals of n sequences, a likeliest chain of up to most[i] tokens and the runners-up beside it, as
- * deep as it may pay in a step of `rows` rows. */
+/* Fill the (empty) proposals of n sequences with a likeliest chain of up to most[i] tokens and the runners-up beside
+ * it, as deep as it may pay in a step of `rows` rows. */
 void mxd_draft_model_propose(mxd_engine *g, mxd_seq *const *seqs, const size_t *most, size_t n, size_t rows);
 
 /* Seconds of one pass of one row. */

@@ -13,7 +13,7 @@ void mxd_options_default(mxd_options *out) {
     *out = (mxd_options){.max_seqs = 1, .max_rows = 64, .precision = MXD_PRECISION_AUTO};
 }
 
-/* What is held back (less than a stop string and a character) and one token; and the longest text a step can release. */
+/* What is held back (less than a stop string and a character) and one token; the longest text a step can release. */
 enum {
     HELD_BYTES = MXD_MAX_STOP_BYTES + 4 + MXD_MAX_TOKEN_BYTES,
     TEXT_BYTES = MXD_MAX_STOP_BYTES + 4 + (MXD_MAX_DRAFT + 1) * MXD_MAX_TOKEN_BYTES

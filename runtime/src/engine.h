@@ -16,8 +16,8 @@ enum { MXD_MAX_SEQS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256 };
 /* What the head computes for a row: its likeliest token, or that and all logits. */
 typedef enum mxd_wants { MXD_WANTS_NOTHING, MXD_WANTS_WINNER, MXD_WANTS_LOGITS } mxd_wants;
 
-/* One row of an engine step: a token at a position of a sequence. In a tree of drafted tokens several rows have the same
- * position: one of them has its keys and values in the cache, the others, and all below them, beside it. */
+/* One row of an engine step: a token at a position of a sequence. In a tree of drafted tokens several rows have the
+ * same position: one of them has its keys and values in the cache, the others, and all below them, beside it. */
 typedef struct mxd_row {
     uint32_t slot, position, token;
     mxd_wants wants;
@@ -176,6 +176,11 @@ static inline uint16_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint
     size_t index = (((size_t)(row->beside - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
     return g->side_kv + index * c->head_dim;
 }
+
+/* measure.c: seconds of a step of `rows` rows that want their winner, at positions from `position` on of the first
+ * sequence's cache; what they compute is of no matter. */
+mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
+                         mxd_error *err);
 
 /* Logits of the drafter for one row. */
 static inline size_t mxd_draft_logits(const mxd_engine *g) {

@@ -156,8 +156,8 @@ static void attend_head(const mxd_worker *w, uint32_t layer, size_t m, uint32_t 
                          g->mixed + (m * c->heads + h) * d);
 }
 
-/* All query heads that share a KV head of a row beside the cache. What lies beside goes into its place while they attend;
- * no other thread reads this head meanwhile. */
+/* All query heads that share a KV head of a row beside the cache. What lies beside goes into its place while they
+ * attend; no other thread reads this head meanwhile. */
 static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_t kv_head) {
     const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;

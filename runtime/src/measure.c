@@ -35,12 +35,11 @@ static uint32_t widest(const mxd_engine *g) {
     return most < WIDTHS[MEASURED - 1] ? most : WIDTHS[MEASURED - 1];
 }
 
-/* Seconds of one step of `rows` rows; what they compute is of no matter. */
-static mxd_status time_step(mxd_engine *g, uint32_t rows, int precision, double *seconds, mxd_error *err) {
-    uint32_t from = first_position(g);
+mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
+                         mxd_error *err) {
     g->row_count = g->side_used = 0;
     for (uint32_t k = 0; k < rows; k++)
-        g->rows[g->row_count++] = (mxd_row){.position = from + k, .wants = MXD_WANTS_WINNER};
+        g->rows[g->row_count++] = (mxd_row){.position = position + k, .wants = MXD_WANTS_WINNER};
     double start = mxd_now();
     mxd_status status = mxd_forward(g, precision, err);
     *seconds = mxd_now() - start;
@@ -52,12 +51,12 @@ static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
         for (int i = 0; i < MEASURED && WIDTHS[i] <= widest(g); i++) {
             double seconds, *least = &out->step[WIDTHS[i]];
-            mxd_status status = time_step(g, WIDTHS[i], g->precision, &seconds, err);
+            mxd_status status = mxd_time_rows(g, first_position(g), WIDTHS[i], g->precision, &seconds, err);
             if (status) return status;
             if (round == 0 || (round > 0 && seconds < *least)) *least = seconds;
         }
         double draft = g->features ? mxd_draft_model_time(g) : 0, base = 0;
-        mxd_status status = g->precision ? time_step(g, 1, 0, &base, err) : MXD_OK;
+        mxd_status status = g->precision ? mxd_time_rows(g, first_position(g), 1, 0, &base, err) : MXD_OK;
         if (status) return status;
         if (round <= 0 || draft < out->draft) out->draft = draft;
         if (round <= 0 || base < out->base) out->base = base;

@@ -95,7 +95,8 @@ static mxd_status ask_caller(mxd_seq *s, size_t most, mxd_error *err) {
         if (parent[i] < -1 || parent[i] >= (int32_t)i)
             return mxd_fail(err, MXD_ERR_ARGUMENT, "drafted token %zu has parent %d", i, (int)parent[i]);
         depth[i] = parent[i] < 0 ? 0 : depth[parent[i]] + 1;
-        mxd_propose(&s->engine->policy, d, ids[i], parent[i], (uint8_t)(MXD_KIND_CALLER + (depth[i] < 7 ? depth[i] : 7)));
+        uint8_t kind = (uint8_t)(MXD_KIND_CALLER + (depth[i] < 7 ? depth[i] : 7));
+        mxd_propose(&s->engine->policy, d, ids[i], parent[i], kind);
     }
     return status;
 }

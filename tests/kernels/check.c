@@ -3,7 +3,8 @@
  *   check [-s SEED] [-n ITERATIONS] [-k KERNEL] [-b | -l] [LEVEL ...]
  *
  * Without LEVEL, all levels of this CPU. -b times instead of checking, -l lists what the levels bind. One line a kernel
- * and level; ends with 1 if any failed. The level "broken", only when named, must fail in every kernel. */
+ * and level; ends with 1 if any failed. Two levels only when named: "emulated-avx512", which is avx512 on any machine, and
+ * "broken", which must fail in every kernel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,10 +123,12 @@ static int always(void) {
 
 static const mxd_cpu_level *find_level(const char *name) {
     static const mxd_cpu_level BROKEN = {"broken", always, init_broken};
+    static const mxd_cpu_level EMULATED = {"avx512", always, init_emulated_avx512};
     size_t count;
     const mxd_cpu_level *known = mxd_cpu_levels(&count);
     for (size_t i = 0; i < count; i++)
         if (!strcmp(name, known[i].name)) return &known[i];
+    if (!strcmp(name, "emulated-avx512")) return &EMULATED;
     return strcmp(name, BROKEN.name) ? NULL : &BROKEN;
 }
 

@@ -58,6 +58,9 @@ typedef struct op {
 extern const op OPS[];
 extern const size_t OP_COUNT;
 
+/* The level avx512 in plain C, for machines that lack it (avx512_emulated.c). */
+void init_emulated_avx512(mxd_kernels *k, mxd_kernel_names *n);
+
 /* A level whose kernels are all wrong, each in its own way: proof that the harness sees it. */
 void init_broken(mxd_kernels *k, mxd_kernel_names *n);
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,7 @@ def write_rollouts(
     Prompt i is sampled with seed i. A prompt that does not fit ``ctx`` is left out. If the file is there, it
     is read instead; raises RefusedError if it is of other prompts or another temperature.
     """
+    ctx = min(ctx, model.info.max_positions)
     chats = [model.chat([("user", prompt.text)]) for prompt in prompts]
     fitting = [i for i, ids in enumerate(chats) if len(ids) + tokens <= ctx]
     if path.exists():
@@ -124,11 +126,11 @@ def _save(path: Path, rollouts: Sequence[Rollout]) -> None:
 
 def _load(path: Path, expected: Sequence[tuple[str, list[int], int]], temperature: float) -> list[Rollout]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             tokens, offsets = file["tokens"].astype(np.uint16), file["offsets"]
             texts = [tokens[a:b] for a, b in pairwise(offsets)]
             temperatures = set(file["temperature"].tolist())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise RefusedError(f"{path} holds no rollouts: {error}") from error
     same = len(texts) == len(expected) and temperatures == {temperature}
     if not same or any(t[: len(ids)].tolist() != ids for t, (_, ids, _) in zip(texts, expected, strict=True)):

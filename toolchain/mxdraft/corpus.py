@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ class Corpus:
     def load(cls, path: Path) -> Corpus:
         """Read a file that ``save`` wrote; one without numbers counts from 0. Raises RefusedError."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = dict(file)
             tokens, offsets = arrays["tokens"].astype(np.uint16), arrays["offsets"].tolist()
             numbers = arrays.get("document", np.arange(len(offsets) - 1)).tolist()
@@ -96,7 +97,7 @@ class Corpus:
                 )
             }
             return cls(documents, set(arrays.get("dropped", np.empty(0, np.int64)).tolist()))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
             raise RefusedError(f"{path} is no corpus: {error}") from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ def save_drafter(path: Path, drafter: Drafter) -> None:
 def load_drafter(path: Path, config: ModelConfig) -> Drafter:
     """Read a file of ``save_drafter`` that shall fit a target of ``config``. Raises RefusedError."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = dict(file)
         header = json.loads(arrays["header"].tobytes())
         layers = tuple(int(layer) for layer in header["feature_layers"])
@@ -89,7 +90,7 @@ def load_drafter(path: Path, config: ModelConfig) -> Drafter:
             elif dtype == F32:
                 _check_array(name, arrays[name], np.float32, (columns,))
                 norms[name] = arrays[name]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
         raise RefusedError(f"{path} is no drafter of such a model: {error}") from error
     return Drafter(layers, planes, norms, ids, calibration, header["source_sha256"], header["meta"])
 

@@ -12,6 +12,16 @@ LLAMA_FTYPE_MOSTLY_Q4_0 = 2
 VOCAB, END = 97, 96
 
 
+def llama_log_callback(function):
+    return function
+
+
+def llama_log_set(callback, data):
+    assert data is None
+    callback(2, b"chatter", None)
+    callback(3, b"warning\n", None)
+
+
 def llama_backend_init():
     print("llama.cpp prints what it likes")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 import click
 
@@ -15,11 +15,13 @@ from mxdraft.cli._options import (
     open_engine,
     plan_line,
     whole,
+    word_option,
 )
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Model, cpu_describe, default_threads, version
+from mxdraft.runtime.engine import Draft
 
 _path = click.Path(path_type=Path)
 
@@ -92,6 +94,12 @@ def _verify_full(
 @engine_options
 @click.option("--prompt-tokens", type=whole(1, 1 << 20), default="128", help="Prompt length.")
 @click.option("-n", "limit", type=whole(2, 1 << 20), default="64", help="Tokens to generate.")
+@word_option(
+    "--draft",
+    ("auto", "off", "ngram", "model", "all"),
+    "off",
+    "Compare drafting with plain decoding, too.",
+)
 @click.option("--repeat", type=whole(1, 1000), default="3", help="Measured runs, after one that is not.")
 @click.option("--csv", metavar="FILE", help="Write the results as CSV; - = instead of the table.")
 @click.option(
@@ -101,6 +109,7 @@ def bench(
     bundle: str,
     prompt_tokens: int,
     limit: int,
+    draft: Draft | Literal["all"],
     repeat: int,
     csv: str | None,
     json_path: str | None,
@@ -110,8 +119,11 @@ def bench(
     if csv == json_path == "-":
         raise UsageError("--csv and --json cannot both go to standard output")
     Interrupt()
-    with Model(bundle) as model, open_engine(model, engine) as opened:
-        results = opened.bench(prompt_tokens, limit, repeat)
+    with Model(bundle) as model, open_engine(model, engine, draft="off") as opened:
+        drafts: list[Draft] = [] if draft == "off" else [draft] if draft != "all" else ["ngram", "auto"]
+        if draft == "all" and model.info.has_drafter:
+            drafts.append("model")
+        results = opened.bench(prompt_tokens, limit, repeat, drafts)
     if "-" not in (csv, json_path):
         emit(results["table"].encode("ascii"))
     for path, text in ((csv, results["csv"]), (json_path, results["json"])):
@@ -145,6 +157,7 @@ def info(bundle: str | None, cpu: bool) -> None:
                 f"vocab {i.vocab}",
                 f"max_positions {i.max_positions}",
                 f"precisions {'base full' if i.has_residual else 'base'}",
+                f"drafters {'lookup table' if i.has_ngrams else 'lookup'}{' model' if i.has_drafter else ''}",
                 f"bos {'none' if i.bos is None else i.bos}",
                 f"provenance {i.provenance}",
                 plan_line(model.plan()),

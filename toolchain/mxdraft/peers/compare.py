@@ -16,9 +16,9 @@ class Workload(NamedTuple):
 
     prefill: int = 512
     prompt: int = 64
-    decode: int = 128
+    decode: int = 96
     sequences: int = 48
-    steps: int = 32  # of all sequences together
+    steps: int = 12  # of all sequences together
 
 
 class Generation(NamedTuple):

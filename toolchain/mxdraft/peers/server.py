@@ -17,6 +17,15 @@ import llama_cpp as lc
 import numpy as np
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+WARNING, ERROR = 3, 4  # ggml_log_level
+
+
+@lc.llama_log_callback  # type: ignore[untyped-decorator]
+def log(level: int, message: bytes, _data: object) -> None:
+    """Only what is wrong: llama.cpp tells much while it runs."""
+    if level in (WARNING, ERROR):
+        sys.stderr.write(message.decode(errors="replace"))
+
 
 class Context:
     """A KV cache of ``positions`` for each of ``sequences``, and a batch to fill."""
@@ -136,6 +145,7 @@ def main() -> None:
     # llama.cpp may print to stdout: answers go to a copy of it that nothing else knows.
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
+    lc.llama_log_set(log, None)
     lc.llama_backend_init()
     server = Server()
     for line in sys.stdin:

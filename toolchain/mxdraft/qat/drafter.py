@@ -117,14 +117,14 @@ class Fused(Drafter):
 
     @torch.no_grad()
     def start(self, target: Llama, documents: list[tuple[Tensor, Tensor]]) -> None:
-        """The target's last layer, silenced, behind ridge maps."""
+        """A silent layer behind ridge maps. It looks where the target's last layer looks; the rest is random,
+        for that layer's own activations are so large that the first steps would ruin the ridge's guess."""
         size = self.start_from_ridge(target, documents)
-        (layer,) = self.model.layers
-        layer.load_state_dict(target.model.layers[-1].state_dict())
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-        layer.input_layernorm.weight.mul_(size)
-        layer.post_attention_layernorm.weight.mul_(size)
+        (layer,), last = self.model.layers, target.model.layers[-1]
+        layer.input_layernorm.weight.copy_(size * last.input_layernorm.weight)
+        layer.self_attn.q_proj.load_state_dict(last.self_attn.q_proj.state_dict())
+        layer.self_attn.k_proj.load_state_dict(last.self_attn.k_proj.state_dict())
+        _randomize(layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj)
         self.model.norm.weight.copy_(_TEMPER * size * target.model.norm.weight)
 
 
@@ -154,12 +154,9 @@ class Block(Drafter):
 
     @torch.no_grad()
     def start(self, target: Llama, documents: list[tuple[Tensor, Tensor]]) -> None:
-        """The target's last feed-forward, silenced, behind ridge maps; later steps start from nothing."""
+        """Silent layers behind ridge maps."""
         size = self.start_from_ridge(target, documents)
-        self.mlp.load_state_dict(target.model.layers[-1].mlp.state_dict())
-        self.mlp.down_proj.weight.zero_()
-        nn.init.normal_(self.markov_down.weight, std=0.05, generator=torch.Generator().manual_seed(0))
-        self.norm.weight.copy_(size * target.model.layers[-1].post_attention_layernorm.weight)
+        _randomize(self.mlp.gate_proj, self.mlp.up_proj, self.markov_down)
         self.head_norm.weight.copy_(_TEMPER * size * target.model.norm.weight)
 
 
@@ -184,6 +181,13 @@ def draft_vocabulary(documents: list[Tensor], vocab: int, size: int) -> Tensor:
     for tokens in documents:
         counts += torch.bincount(tokens, minlength=vocab)
     return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def _randomize(*linears: MXLinear) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for linear in linears:
+        weight = linear.weight
+        weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class Run(ABC):
                     for name, value in results.items():
                         log.add_scalar(f"held_out/{name}", value, self.step)
                     told = ", ".join(f"{name} {value:.4f}" for name, value in results.items())
-                    progress.print(f"step {self.step}: held out {told}")
+                    progress.print(f"step {self.step}: held out {told}", soft_wrap=True)
                 if last or self.step % schedule.checkpoint_every == 0:
                     self.save()
         if log is not None:

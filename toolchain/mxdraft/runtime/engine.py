@@ -50,6 +50,8 @@ class ModelInfo:
     vocab: int
     max_positions: int
     has_residual: bool
+    has_drafter: bool
+    has_ngrams: bool
     bos: int | None
     file_bytes: int
     provenance: str
@@ -158,6 +160,8 @@ class Model(_Handle):
             **values
             | {
                 "has_residual": bool(raw.has_residual),
+                "has_drafter": bool(raw.has_drafter),
+                "has_ngrams": bool(raw.has_ngrams),
                 "bos": None if raw.bos == _NO_BOS else raw.bos,
                 "provenance": ffi.string(raw.provenance).decode("utf-8"),
                 "path": os.fsdecode(ffi.string(raw.path)),
@@ -300,13 +304,17 @@ class Engine(_Handle):
         message = library.ffi.string(error.message).decode("utf-8") if status != library.lib.MXD_OK else ""
         return Verification(library.ffi.string(digest).decode("ascii"), status == library.lib.MXD_OK, message)
 
-    def bench(self, prompt_tokens: int, tokens: int, repeat: int) -> dict[BenchFormat, str]:
+    def bench(
+        self, prompt_tokens: int, tokens: int, repeat: int, drafts: Iterable[Draft] = ()
+    ) -> dict[BenchFormat, str]:
         """Measure this engine on this machine (mxdraft.h, ``mxd_bench_run``); the results in every format.
 
-        Raises UsageError on a number out of range, CapacityError if context or memory are too small.
+        ``drafts``: drafters to compare with plain decoding. Raises UsageError on a number out of range,
+        CapacityError if context or memory are too small.
         """
         library = load()
         options = library.ffi.new("mxd_bench_options *", (prompt_tokens, tokens, repeat))
+        options.drafts = sum(1 << _DRAFTS.index(draft) for draft in drafts)
         box = library.ffi.new("mxd_bench **")
         library.call(library.lib.mxd_bench_run, self._pointer, options, box)
         try:

@@ -1,0 +1,133 @@
+/* NEON with 8-bit matrix products (armv8.6-a i8mm, beside dotprod: Cortex-A510, A710, Neoverse V1). Only this file may
+ * use them. Few rows go as at the dotprod level; many rows in pairs, since smmla multiplies 2 x 8 with 8 x 2 numbers. */
+#include "neon.h"
+
+#if defined(__aarch64__)
+
+#define TARGET __attribute__((target("dotprod,i8mm")))
+enum { FEW_UNITS = 4, UNITS = 4 };
+
+#include "neon_dotprod.h"
+
+/* Element j of every array: rows 2j and 2j+1 of the tile. */
+typedef struct paired_block {
+    float32x4_t scale[8]; /* of 2j, 2j+1, 2j, 2j+1, times the format's unit: exact */
+    int8x16_t w[8][4];    /* 8 columns of row 2j, then of 2j+1; 4 times */
+} paired_block;
+
+enum { STRIP = 16, VECTORS = 4 };
+
+INLINE TARGET void pair_block(elements form, const uint8_t *block, paired_block *out) {
+    float32x4_t scale[4];
+    load_scales(block, scale);
+    UNROLL for (int v = 0; v < 4; v++) {
+        float64x2_t s = vreinterpretq_f64_f32(vmulq_n_f32(scale[v], form == PACKED ? 0.5f : 0.015625f));
+        out->scale[2 * v] = vreinterpretq_f32_f64(vdupq_laneq_f64(s, 0));
+        out->scale[2 * v + 1] = vreinterpretq_f32_f64(vdupq_laneq_f64(s, 1));
+        UNROLL for (int pair = 0; pair < 4; pair++) {
+            int8x16x2_t columns = load_pair(form, block + TILE, pair, v);
+            int32x4_t left = vreinterpretq_s32_s8(columns.val[0]), right = vreinterpretq_s32_s8(columns.val[1]);
+            out->w[2 * v][pair] = vreinterpretq_s8_s32(vzip1q_s32(left, right));
+            out->w[2 * v + 1][pair] = vreinterpretq_s8_s32(vzip2q_s32(left, right));
+        }
+    }
+}
+
+/* Two rows of digits, 8 columns of one and then of the other. */
+INLINE TARGET void pair_digits(const int8_t *a, const int8_t *b, int8x16_t out[4]) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        int64x2_t left = vreinterpretq_s64_s8(vld1q_s8(a + 16 * half));
+        int64x2_t right = vreinterpretq_s64_s8(vld1q_s8(b + 16 * half));
+        out[2 * half] = vreinterpretq_s8_s64(vzip1q_s64(left, right));
+        out[2 * half + 1] = vreinterpretq_s8_s64(vzip2q_s64(left, right));
+    }
+}
+
+/* vmmlaq_s32 that stays where it is, as DOT does. */
+#define PAIR_DOT(d, q, w) __asm__ volatile("smmla %0.4s, %1.16b, %2.16b" : "+w"(d) : "w"(q), "w"(w))
+
+/* acc[p][j] of P pairs of activation rows `step` rows apart (0: a row with itself), tile rows 2*(j0+j), 2*(j0+j)+1. */
+INLINE TARGET void multiply_pairs(const paired_block *w, const some_rows *x, int P, size_t step, int digits, int j0,
+                                  float32x4_t acc[2][VECTORS]) {
+    int32x4_t d[2][2][VECTORS];
+    int8x16_t q[2][2][4]; /* pair, digit */
+    UNROLL for (int p = 0; p < P; p++)
+        UNROLL for (int digit = 0; digit < digits; digit++) {
+            const int8_t *first = (digit ? x->lo : x->q) + 2 * (size_t)p * x->stride * BLOCK;
+            pair_digits(first, first + step * x->stride * BLOCK, q[p][digit]);
+            UNROLL for (int j = 0; j < VECTORS; j++) d[p][digit][j] = vdupq_n_s32(0);
+        }
+    UNROLL for (int j = 0; j < VECTORS; j++) {
+        int8x16_t row_pair[4];
+        UNROLL for (int i = 0; i < 4; i++) row_pair[i] = w->w[j0 + j][i];
+        UNROLL for (int i = 0; i < 4; i++)
+            UNROLL for (int p = 0; p < P; p++)
+                UNROLL for (int digit = 0; digit < digits; digit++)
+                    PAIR_DOT(d[p][digit][j], q[p][digit][i], row_pair[i]);
+    }
+    UNROLL for (int p = 0; p < P; p++) {
+        const float *first = x->s + 2 * (size_t)p * x->stride;
+        float32x4_t s = vcombine_f32(vld1_dup_f32(first), vld1_dup_f32(first + step * x->stride));
+        UNROLL for (int j = 0; j < VECTORS; j++) {
+            int32x4_t dot = digits == 2 ? vmlaq_n_s32(d[p][1][j], d[p][0][j], MXD_ACT_DIGIT) : d[p][0][j];
+            acc[p][j] = vfmaq_f32(acc[p][j], vcvtq_f32_s32(dot), vmulq_f32(w->scale[j0 + j], s));
+        }
+    }
+}
+
+/* Add the products of P pairs of rows with a strip to their y, half a tile at a time. */
+INLINE TARGET void strip_pairs(const paired_block *strip, int planes, size_t blocks, some_rows first, int P, size_t step,
+                               int digits, float *y, size_t ldy) {
+    for (int j0 = 0; j0 < 8; j0 += VECTORS) {
+        float32x4_t acc[2][VECTORS];
+        UNROLL for (int p = 0; p < P; p++)
+            UNROLL for (int j = 0; j < VECTORS; j++) {
+                const float *at = y + 2 * (size_t)p * ldy + 2 * (j0 + j);
+                acc[p][j] = vcombine_f32(vld1_f32(at), vld1_f32(at + step * ldy));
+            }
+        some_rows rows = first;
+        const paired_block *block = strip;
+        for (size_t b = 0; b < blocks; b++, next_block(&rows))
+            UNROLL for (int p = 0; p < planes; p++, block++) multiply_pairs(block, &rows, P, step, digits, j0, acc);
+        UNROLL for (int p = 0; p < P; p++)
+            UNROLL for (int j = 0; j < VECTORS; j++) {
+                float *at = y + 2 * (size_t)p * ldy + 2 * (j0 + j);
+                vst1_f32(at, vget_low_f32(acc[p][j]));
+                if (step) vst1_f32(at + ldy, vget_high_f32(acc[p][j]));
+            }
+    }
+}
+
+INLINE TARGET void many_rows(elements form, const uint8_t *const tile[2], int planes, size_t nblocks, const mxd_act *x,
+                             size_t rows, int digits, float *y, size_t ldy) {
+    paired_block strip[STRIP];
+    for (size_t m = 0; m < rows; m++)
+        for (size_t i = 0; i < TILE; i++) y[m * ldy + i] = 0;
+    for (size_t b = 0, blocks; b < nblocks; b += blocks) {
+        blocks = nblocks - b < (size_t)(STRIP / planes) ? nblocks - b : (size_t)(STRIP / planes);
+        for (size_t i = 0; i < blocks; i++)
+            for (int p = 0; p < planes; p++)
+                pair_block(form, tile[p] + (b + i) * (form == PACKED ? FP4_BYTES : INT8_BYTES),
+                           &strip[i * (size_t)planes + (size_t)p]);
+        size_t m = 0;
+#define PAIRS(P, step) \
+    strip_pairs(strip, planes, blocks, rows_at(x, nblocks, m, b), P, step, digits, y + m * ldy, ldy)
+        for (; digits == 1 && m + 4 <= rows; m += 4) PAIRS(2, 1);
+        for (; m + 2 <= rows; m += 2) PAIRS(1, 1);
+        if (m < rows) PAIRS(1, 0);
+#undef PAIRS
+    }
+}
+
+#define OWN_MANY_ROWS
+#define MATMUL(format) mxd_matmul_##format##_i8mm
+#include "neon_matmul.h"
+
+void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n) {
+    MXD_BIND(k, n, matmul_mxfp4, i8mm);
+    MXD_BIND(k, n, matmul_mxint8, i8mm);
+}
+
+#else
+typedef int mxd_i8mm_not_on_this_architecture;
+#endif

@@ -1,0 +1,100 @@
+/* runtime/kernels/avx512.c on any machine: the intrinsics it uses, as functions written from their descriptions in the
+ * Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef union emulated {
+    uint8_t u8[64];
+    int8_t i8[64];
+    uint16_t u16[32];
+    int32_t i32[16];
+    uint32_t u32[16];
+    float f32[16];
+} emulated;
+
+/* Reserved names may be defined already by the compiler's own headers. */
+#define __m512i emulated
+#define __m512 emulated
+#define __m128i emulated_bytes
+typedef struct emulated_bytes {
+    uint8_t u8[16];
+} emulated_bytes;
+
+#define EACH(n, statement)                 \
+    do {                                   \
+        for (int i = 0; i < (n); i++) statement; \
+        return r;                          \
+    } while (0)
+
+#define DEFINE(name, parameters, n, statement)   \
+    static inline emulated emulated_##name parameters { \
+        emulated r;                              \
+        EACH(n, statement);                      \
+    }
+
+DEFINE(set1_epi8, (int x), 64, r.u8[i] = (uint8_t)x)
+DEFINE(set1_epi32, (int32_t x), 16, r.i32[i] = x)
+DEFINE(set1_ps, (float x), 16, r.f32[i] = x)
+DEFINE(broadcast, (emulated_bytes a), 64, r.u8[i] = a.u8[i % 16])
+DEFINE(and, (emulated a, emulated b), 16, r.u32[i] = a.u32[i] & b.u32[i])
+DEFINE(xor, (emulated a, emulated b), 16, r.u32[i] = a.u32[i] ^ b.u32[i])
+DEFINE(shuffle, (emulated a, emulated at), 64, r.u8[i] = at.u8[i] & 128 ? 0 : a.u8[i / 16 * 16 + at.u8[i] % 16])
+DEFINE(srli_epi16, (emulated a, int n), 32, r.u16[i] = (uint16_t)(a.u16[i] >> n))
+DEFINE(slli_epi32, (emulated a, int n), 16, r.u32[i] = a.u32[i] << n)
+DEFINE(cvtepu8_epi32, (emulated_bytes a), 16, r.u32[i] = a.u8[i])
+DEFINE(max_epi32, (emulated a, emulated b), 16, r.i32[i] = a.i32[i] > b.i32[i] ? a.i32[i] : b.i32[i])
+DEFINE(add_epi32, (emulated a, emulated b), 16, r.u32[i] = a.u32[i] + b.u32[i])
+DEFINE(sub_epi32, (emulated a, emulated b), 16, r.u32[i] = a.u32[i] - b.u32[i])
+DEFINE(cvtepi32_ps, (emulated a), 16, r.f32[i] = (float)a.i32[i])
+DEFINE(mul_ps, (emulated a, emulated b), 16, r.f32[i] = a.f32[i] * b.f32[i])
+DEFINE(fmadd_ps, (emulated a, emulated b, emulated c), 16, r.f32[i] = fmaf(a.f32[i], b.f32[i], c.f32[i]))
+/* Unsigned bytes of a times signed ones of b, four neighbours added to the sum without saturation. */
+DEFINE(dpbusd, (emulated sum, emulated a, emulated b), 16,
+       r.i32[i] = sum.i32[i] + a.u8[4 * i] * b.i8[4 * i] + a.u8[4 * i + 1] * b.i8[4 * i + 1] +
+                  a.u8[4 * i + 2] * b.i8[4 * i + 2] + a.u8[4 * i + 3] * b.i8[4 * i + 3])
+
+static inline emulated emulated_load(const void *p) {
+    emulated r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+static inline emulated_bytes emulated_load_bytes(const void *p) {
+    emulated_bytes r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+static inline void emulated_store(float *p, emulated a) {
+    memcpy(p, &a, sizeof a);
+}
+
+#define _mm512_loadu_si512 emulated_load
+#define _mm512_storeu_ps emulated_store
+#define _mm_loadu_si128 emulated_load_bytes
+#define _mm512_set1_epi8 emulated_set1_epi8
+#define _mm512_set1_epi32 emulated_set1_epi32
+#define _mm512_set1_ps emulated_set1_ps
+#define _mm512_setzero_ps() emulated_set1_ps(0)
+#define _mm512_broadcast_i32x4 emulated_broadcast
+#define _mm512_and_si512 emulated_and
+#define _mm512_xor_si512 emulated_xor
+#define _mm512_shuffle_epi8 emulated_shuffle
+#define _mm512_srli_epi16 emulated_srli_epi16
+#define _mm512_slli_epi32 emulated_slli_epi32
+#define _mm512_cvtepu8_epi32 emulated_cvtepu8_epi32
+#define _mm512_max_epi32 emulated_max_epi32
+#define _mm512_add_epi32 emulated_add_epi32
+#define _mm512_sub_epi32 emulated_sub_epi32
+#define _mm512_castsi512_ps(a) (a)
+#define _mm512_cvtepi32_ps emulated_cvtepi32_ps
+#define _mm512_mul_ps emulated_mul_ps
+#define _mm512_fmadd_ps emulated_fmadd_ps
+#define _mm512_dpbusd_epi32 emulated_dpbusd
+#define _mm_prefetch(address, hint) ((void)(address)) /* anywhere: it never faults */
+
+#define AVX512
+#define MXD_EMULATED_AVX512
+#define mxd_kernels_init_avx512 init_emulated_avx512
+#include "../../runtime/kernels/avx512.c"

@@ -1,0 +1,108 @@
+"""Acceptance is what chain decoding would accept, and the noise is the sampler's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mxdraft.acceptance import (
+    Acceptance,
+    Rollout,
+    either,
+    from_table,
+    lookup,
+    noise,
+    read_prompts,
+    report,
+    write_rollouts,
+)
+from mxdraft.errors import RefusedError
+from mxdraft.runtime import Engine, Model, Sequence
+
+
+def test_rounds_take_the_leading_proposals_that_are_right() -> None:
+    tokens = np.arange(10, 30, dtype=np.uint16)  # answer: 12 … 29; the prompt's step gives 12
+
+    def propose(place: int, most: int) -> list[int]:
+        drafts = [int(t) for t in tokens[place : place + 3]]
+        if place % 2 == 0 and len(drafts) > 1:
+            drafts[1] = 0  # wrong, so what follows is never looked at
+        return drafts[:most]
+
+    found = Acceptance()
+    found.decode(tokens, 2, propose, 3)
+    # Places 3, 7, 11, 15, 19: from odd places 4 tokens a round, the last one ends with the text.
+    assert (found.rounds, found.emitted) == (5, 17)
+    assert (found.reached, found.accepted) == ([5, 4, 4], [5, 4, 4])
+    assert found.tau == 17 / 5
+    never = Acceptance()
+    never.decode(tokens, 2, lambda *_: [0], 1)
+    assert (never.rounds, never.emitted, never.alpha) == (17, 17, [0.0])
+
+
+def test_a_perfect_and_a_useless_drafter() -> None:
+    tokens = np.arange(100, 160, dtype=np.uint16)
+    rollout = Rollout("chat", tokens, 20, 0.0, 0)
+    places = np.arange(21, 60)[:, None] + np.arange(3)
+    perfect = 100 + places.astype(np.int64)
+    (everything,) = [report([rollout], [perfect], [1, 3], 0.1)["all"]]
+    assert everything["drafter"]["alpha"] == [1, 1, 1]
+    assert everything["drafter"]["tau"] == pytest.approx({"1": 39 / 20, "3": 39 / 10})
+    assert everything["drafter"]["alpha_everywhere"] == 1
+    assert everything["drafter"]["speed_up"] == pytest.approx(3.9 / (1 + 0.1 * 3))
+    assert everything["drafter"]["speed_up_depth"] == 3
+    assert everything["lookup"]["speed_up"] == 1
+    assert set(report([rollout], [perfect], [1], 0.1)) == {"all", "low repetition", "chat"}
+    assert report([rollout], [perfect * 0], [3], 0.1)["all"]["drafter"]["tau"] == {"3": 1}
+
+
+def test_lookup_copies_what_followed_last_time() -> None:
+    tokens = np.array([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], np.uint16)
+    propose = lookup(tokens, longest=2, shortest=1)
+    assert propose(10, 3) == [4, 8, 1]  # behind the latest 1 2
+    assert propose(6, 5) == [3, 9, 1, 2]  # no further than the text goes
+    assert propose(4, 3) == []  # 9 is new
+    assert either(propose, lambda _, most: [7] * most)(4, 2) == [7, 7]
+    assert from_table(np.array([[5, 6], [7, 8]]), 3)(5, 1) == [7]
+
+
+def test_noise_is_the_samplers(bundle: Path) -> None:
+    """Redo the runtime's draws from its own logits: the least noise / weight wins."""
+    with Model(bundle) as model, Engine(model, precision="base", max_seqs=2) as engine:
+        with Sequence(engine, temperature=0.9, seed=11, max_tokens=20) as sequence:
+            prompt = model.chat([("user", "Whose boat is it?")])
+            for _ in sequence.generate(prompt):
+                pass
+            tokens = sequence.tokens
+        with Sequence(engine) as again:
+            logits = again.logits(tokens)
+    ids = np.arange(500, dtype=np.uint64)
+    for place in range(len(prompt), len(tokens)):
+        race = logits[place - 1] / 0.9 - np.log(noise(11, place, ids))
+        assert int(race.argmax()) == tokens[place]
+
+
+def test_rollouts_are_kept_and_belong_to_their_prompts(bundle: Path, tmp_path: Path) -> None:
+    lines = [{"task": f"t{i % 2}", "turns": [f"Question {i}?", "more"]} for i in range(6)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    prompts = read_prompts(path, 2)
+    assert [p.text for p in prompts] == ["Question 0?", "Question 2?", "Question 1?", "Question 3?"]
+    assert len(read_prompts(path, 0)) == 6
+    kept = tmp_path / "kept.npz"
+    with Model(bundle) as model:
+        first = write_rollouts(model, prompts, kept, 0.5, tokens=10, ctx=128)
+        again = write_rollouts(model, prompts, kept, 0.5, tokens=10, ctx=128)
+        with pytest.raises(RefusedError, match="of other prompts"):
+            write_rollouts(model, prompts[:3], kept, 0.5, tokens=10, ctx=128)
+        with pytest.raises(RefusedError, match="of other prompts"):
+            write_rollouts(model, prompts, kept, 0.7, tokens=10, ctx=128)
+    assert [r.task for r in first] == ["t0", "t0", "t1", "t1"]
+    for a, b in zip(first, again, strict=True):
+        assert np.array_equal(a.tokens, b.tokens)
+        assert (a.answer_start, a.seed, a.task) == (b.answer_start, b.seed, b.task)
+    path.write_text('{"turns": []}', encoding="utf-8")
+    with pytest.raises(RefusedError, match="no file of prompts"):
+        read_prompts(path, 0)

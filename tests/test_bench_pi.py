@@ -1,0 +1,82 @@
+"""The paper predictions: loops found under emulation, the model of a step, the page's tables."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import predict_pi
+import pytest
+from mxdraft.mx import Format
+from predict_pi import BEGIN, BOARDS, END, Kernel, Prediction, markdown, replace_between_marks
+
+QEMU = shutil.which("qemu-aarch64")
+LLVM = shutil.which("llvm-mca-19") and shutil.which("llvm-objdump-19")
+
+
+@pytest.fixture
+def predicted(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> list[Prediction]:
+    """For kernels that take 10 cycles a row, MXINT8 twice that, at 2 instructions a cycle, and a million
+    other instructions."""
+
+    def kernel(board: predict_pi.Board, kind: Format, rows: int) -> Kernel:  # noqa: ARG001
+        cycles = 10.0 * rows * (1 if kind == "mxfp4" else 2)
+        return Kernel(2 * cycles, cycles)
+
+    monkeypatch.setattr(predict_pi, "kernel", kernel)
+    monkeypatch.setattr(predict_pi, "decode", lambda *_: 0.0)
+    blocks = Prediction(BOARDS[0], "no binary", bundle).blocks
+    monkeypatch.setattr(predict_pi, "decode", lambda *_: 1e6 + loop_instructions(blocks))
+    return [Prediction(board, "no binary", bundle) for board in BOARDS]
+
+
+def loop_instructions(blocks: dict[Format, int]) -> float:
+    return 20.0 * blocks["mxfp4"] + 40.0 * blocks["mxint8"]
+
+
+def test_step_is_the_larger_of_memory_and_compute(predicted: list[Prediction]) -> None:
+    pi5 = predicted[0]
+    loops = loop_instructions(pi5.blocks)
+    assert pi5.bytes == pytest.approx(272 * pi5.blocks["mxfp4"] + 528 * pi5.blocks["mxint8"], rel=0.1)
+    assert (pi5.rest, pi5.ipc) == (1e6, 2)
+    assert pi5.compute(3) == pytest.approx(3 * (loops + 1e6) / 2 / 4 / 2.4e9)
+    assert pi5.memory() == pi5.bytes / 11.59e9
+    for rows in (1, 2, 16):
+        assert pi5.step(rows) == max(pi5.memory(), pi5.compute(rows))
+    hidden = pi5.hidden_rows()
+    assert pi5.compute(hidden + 1) > pi5.memory()
+    assert hidden == 0 or pi5.compute(hidden) <= pi5.memory()
+
+
+def test_tables(predicted: list[Prediction], tmp_path: Path) -> None:
+    text = markdown(predicted)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+        assert all(f"| {board.name} |" in table for board in BOARDS)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}old\n{END}behind\n", encoding="utf-8")
+    for _ in range(2):
+        replace_between_marks(page, text)
+    assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}{text}{END}behind\n"
+    page.write_text(END + BEGIN, encoding="utf-8")
+    with pytest.raises(SystemExit, match="has no lines"):
+        replace_between_marks(page, text)
+
+
+def test_the_page_has_the_marks() -> None:
+    page = (predict_pi.REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
+    tables = page.partition(BEGIN)[2].partition(END)[0]
+    assert all(f"| {board.name} |" in tables for board in BOARDS)
+
+
+@pytest.mark.skipif(QEMU is None, reason="qemu-aarch64 is missing (Debian package qemu-user)")
+@pytest.mark.skipif(LLVM is None, reason="llvm-mca-19 is missing (Debian package llvm-19)")
+def test_loops_do_all_multiplications() -> None:
+    for kind, rows in (("mxfp4", 5), ("mxint8", 1)):
+        products = 0.0
+        for start, length, times in predict_pi.hot_loops("cortex-a76", kind, rows):
+            code = predict_pi.assembly(start, length)
+            products += 16 * times * len(re.findall(r"^sdot", code, re.MULTILINE))
+            assert length / 8 < predict_pi.cycles("neoverse-n1", code) < length
+        assert products == rows * 16 * 32

@@ -1,0 +1,297 @@
+"""Drafter training: the torch side equals the exported graphs, learns, resumes exactly, and sees only the
+past."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+import onnxruntime  # noqa: E402
+import tiny  # noqa: E402
+from mxdraft.acceptance import Rollout  # noqa: E402
+from mxdraft.bundle import Bundle  # noqa: E402
+from mxdraft.cli import cli  # noqa: E402
+from mxdraft.corpus import Corpus, Document  # noqa: E402
+from mxdraft.drafter import load_drafter, save_drafter  # noqa: E402
+from mxdraft.errors import RefusedError, UsageError  # noqa: E402
+from mxdraft.export import OnnxRunner, export_drafter, export_model  # noqa: E402
+from mxdraft.pack import pack  # noqa: E402
+from mxdraft.qat.draft_table import draft_tables, rollout_features  # noqa: E402
+from mxdraft.qat.draft_train import (  # noqa: E402
+    DraftTrainer,
+    confidence,
+    extra_rows,
+    fit_confidence,
+    soft_cross_entropy,
+    train_drafter,
+)
+from mxdraft.qat.drafter import restored  # noqa: E402
+from mxdraft.qat.features import base_target  # noqa: E402
+from mxdraft.qat.recipe import DraftRecipe, read_recipe  # noqa: E402
+
+RECIPE = DraftRecipe(
+    architecture="fused", texts=["text.npz"], share=1.0, held_out=4, feature_layers=[1, 2, 4], vocab=64,
+    ridge=8, unroll_at=[0, 2, 4], unroll_decay=0.8, batch=256, quantize_at=5, quantized_lr=1e-3,
+    weight_decay=0.01, compute="f32", steps=8, lr=1e-4, norm_lr=1e-4, warmup=1, cooldown=3, beta1=0.9,
+    beta2=0.98, gradient_clip=1.0, latent_clip=8.0, seed=0, log_every=1, evaluate_every=4,
+    checkpoint_every=4,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fixture T as ONNX files and bundle, and text.npz, greedy by T itself from seeded beginnings."""
+    folder = tmp_path_factory.mktemp("target")
+    checkpoint = tiny.checkpoint()
+    export_model(checkpoint, folder)
+    pack(folder, folder / "t.mxb")
+    rng = np.random.default_rng(0)
+    runner = OnnxRunner(folder / "model.base.onnx", fold=True)
+    corpus = Corpus()
+    for number in range(24):
+        start = rng.integers(3, 500, 8).tolist()
+        tokens = np.array(start + runner.generate_greedy(start, 20), np.uint16)
+        corpus.documents[number] = Document(tokens, 8, 0.0)
+    corpus.save(folder / "text.npz")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path):
+    return base_target(Bundle.open(folder / "t.mxb"))
+
+
+def weights(trainer: DraftTrainer) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy().copy() for name, p in trainer.model.named_parameters()}
+
+
+def test_the_target_in_torch_is_the_exported_graph(folder: Path, target) -> None:
+    ids = list(range(5, 45))
+    wanted = OnnxRunner(folder / "model.base.onnx", fold=True).logits(ids)
+    got = target(torch.tensor([ids]))[0] @ target.head.T
+    # int8 activations may fall to the next step where the sums differ in their last bits.
+    assert np.abs(got.numpy() - wanted).max() < 0.03 * np.abs(wanted).max()
+    assert (got.numpy().argmax(-1) == wanted.argmax(-1)).mean() > 0.9
+
+
+def test_one_small_step_downhill_lowers_the_loss(folder: Path, target, tmp_path: Path) -> None:
+    trainer = DraftTrainer(RECIPE, folder, target, tmp_path)
+    batch = trainer.groups[0]
+
+    def loss() -> torch.Tensor:
+        return sum(soft_cross_entropy(rows.wanted, rows.given) for rows in trainer.rows(batch, 3))
+
+    before = loss()
+    before.backward()
+    slope = 0.0
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            slope += float(parameter.grad.square().sum())
+        before = float(before.detach())
+        size = 0.02 * before / slope
+        for parameter in trainer.model.parameters():
+            parameter -= size * parameter.grad
+        after = float(loss())
+    assert after - before == pytest.approx(-size * slope, rel=0.5)
+
+
+def test_training_lowers_the_loss_and_weights_move(folder: Path, target, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, unroll_at=[0], steps=40, quantize_at=20, lr=1e-3, quantized_lr=0.02, batch=1024)
+    trainer = DraftTrainer(recipe, folder, target, tmp_path)
+    losses = [trainer.advance()[0] for _ in range(recipe.steps)]
+    assert losses[19] < 0.9 * losses[0]
+    assert losses[39] < losses[20]
+
+
+@pytest.mark.parametrize("stop", [2, 6])  # before and after the weights are read through MXFP4
+def test_a_resumed_run_equals_an_uninterrupted_one(folder: Path, target, tmp_path: Path, stop: int) -> None:
+    whole = DraftTrainer(RECIPE, folder, target, tmp_path / "whole")
+    whole.run()
+    first = DraftTrainer(RECIPE, folder, target, tmp_path / "parts")
+    for _ in range(stop):
+        first.advance()
+    first.save()
+    second = DraftTrainer(RECIPE, folder, target, tmp_path / "parts")
+    assert second.step == stop
+    second.run()
+    for name, value in weights(whole).items():
+        assert np.array_equal(value, weights(second)[name]), name
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, target, tmp_path_factory: pytest.TempPathFactory) -> DraftTrainer:
+    trainer = DraftTrainer(RECIPE, folder, target, tmp_path_factory.mktemp("run"))
+    trainer.run()
+    return trainer
+
+
+def test_graphs_and_bundle_are_the_trained_drafter(
+    folder: Path, target, trained: DraftTrainer, tmp_path: Path
+) -> None:
+    """A chain by the exported graphs, row by row with its cache, gives what the unrolled loss saw."""
+    save_drafter(tmp_path / "drafter.npz", trained.trained("0" * 64))
+    drafter = load_drafter(tmp_path / "drafter.npz", target.config)
+    export_drafter(drafter, folder)
+    pack(folder, tmp_path / "t.mxb")
+    bundle = Bundle.open(tmp_path / "t.mxb")
+    for name, linear in trained.model.linears().items():
+        assert np.array_equal(bundle.get("draft.weights", name).data, linear.mx().data)
+    assert np.array_equal(bundle.get("draft.weights", "draft_ids")[0], trained.ids)
+
+    residuals, tokens = trained._padded(trained.held_out[:1])
+    read = restored(drafter, target.config)(target, residuals, tokens, 3)
+    wanted = [hidden[0] @ target.head[trained.ids].T for hidden in read]
+    features, step = (
+        onnxruntime.InferenceSession(folder / name) for name in ("draft.features.onnx", "draft.step.onnx")
+    )
+    (states,) = features.run(None, {"residuals": residuals.numpy()})
+    cache = [np.empty((1, 2, 0, 32), np.float32)] * 2
+    chain = 12
+
+    def advance(ids: np.ndarray, state: np.ndarray, cache: list[np.ndarray]) -> list[np.ndarray]:
+        past = cache[0].shape[2]
+        names = [value.name for value in step.get_inputs()]
+        positions = np.arange(past, past + ids.shape[1])[None]
+        return step.run(None, dict(zip(names, [ids, positions, state, *cache], strict=True)))
+
+    following = tokens.numpy()[:, 1:]
+    logits, state, *cache = advance(following[:, : chain + 1], states[:, : chain + 1], cache)
+    assert closeness(logits[0], wanted[0][: chain + 1]) < 0.03
+    for depth in (1, 2):
+        place = chain + depth
+        logits, state, *cache = advance(following[:, place : place + 1], state[:, -1:], cache)
+        assert closeness(logits[0], wanted[depth][chain : chain + 1]) < 0.03
+
+
+def closeness(a: np.ndarray, b: torch.Tensor) -> float:
+    """Largest difference, as share of the largest value: int8 activations may fall to the next step where
+    sums differ in their last bits."""
+    return float(np.abs(a - b.detach().numpy()).max() / np.abs(a).max())
+
+
+def test_chains_see_nothing_behind_their_tokens(target, trained: DraftTrainer) -> None:
+    residuals, tokens = trained._padded(trained.held_out[:1])
+    before = trained.model(target, residuals, tokens, 3)
+    place = 14
+    residuals, tokens = residuals.clone(), tokens.clone()
+    residuals[:, place + 1 :] += 1
+    tokens[:, place + 4 :] = 7
+    after = trained.model(target, residuals, tokens, 3)
+    for step, (a, b) in enumerate(zip(before, after, strict=True), start=1):
+        assert torch.equal(a[:, : place + 1], b[:, : place + 1]), step
+    assert not torch.equal(before[0][:, place + 1 :], after[0][:, place + 1 :])
+
+
+def test_the_rival_trains_too(folder: Path, target, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, architecture="block", lr=1e-3, steps=24, quantize_at=24)
+    trainer = DraftTrainer(recipe, folder, target, tmp_path)
+    before = trainer.results()["loss"]
+    trainer.run()
+    assert trainer.results()["loss"] < before
+
+
+def test_a_recipe_becomes_a_drafter(folder: Path, target, trained: DraftTrainer, tmp_path: Path) -> None:
+    recipe = folder / "recipe.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(RECIPE).items()]
+    recipe.write_text("\n".join(lines), encoding="utf-8")
+    told = []
+    train_drafter(recipe, folder / "t.mxb", tmp_path, tmp_path / "d.npz", lambda *pair: told.append(pair))
+    drafter = load_drafter(tmp_path / "d.npz", target.config)
+    assert told[-1] == (24 * 28, 24 * 28)
+    assert drafter.meta == trained.trained("0" * 64).meta
+    assert (drafter.meta["steps"], drafter.meta["recipe"]) == (8, asdict(RECIPE))
+    for name, linear in trained.model.linears().items():
+        assert np.array_equal(drafter.planes[name].data, linear.mx().data)
+    assert len(drafter.calibration) == 3
+    recipe.write_text("\n".join(lines).replace('"fused"', '"block"'), encoding="utf-8")
+    with pytest.raises(UsageError, match="the runtime has no drafter 'block'"):
+        train_drafter(recipe, folder / "t.mxb", tmp_path, tmp_path / "d.npz", lambda *_: None)
+
+
+def test_extra_rows_are_the_tokens_seen_so_far() -> None:
+    tokens = torch.tensor([[5, 9, 5, 7, 9], [7, 3, 3, 3, 3]])
+    extra, first = extra_rows(tokens, torch.tensor([3, 5]))
+    assert extra.tolist() == [7, 9]
+    assert first.tolist() == [[3, 1], [0, 5]]
+    assert extra_rows(tokens[1:, 1:], torch.tensor([3]))[0].tolist() == []
+
+
+def test_soft_cross_entropy_leaves_out_what_is_barred() -> None:
+    wanted, given = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
+    barred = torch.tensor([0, 0, 0, 0, 1, 1]).bool()
+    loss = soft_cross_entropy(wanted.masked_fill(barred, -torch.inf), given.masked_fill(barred, -torch.inf))
+    plain = torch.nn.functional.cross_entropy(given[:, :4], wanted[:, :4].softmax(-1), reduction="sum")
+    torch.testing.assert_close(loss, plain)
+
+
+def test_confidence_is_calibrated_by_the_fit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(4000, 20, generator=generator)
+    truth = 1 / (1 + 2.5 / (confidence(logits, 0.6, 1.0).reciprocal() - 1).reciprocal())
+    hit = torch.rand(4000, generator=generator) < truth
+    inverse_temperature, odds = fit_confidence([logits[:1000], logits[1000:]], hit)
+    assert inverse_temperature == pytest.approx(0.6, rel=0.15)
+    assert odds == pytest.approx(2.5, rel=0.25)
+    softmax = torch.softmax(0.6 * logits, -1).amax(-1)
+    torch.testing.assert_close(confidence(logits, 0.6, 1.0), softmax)
+
+
+def test_foreign_and_damaged_drafters_are_refused(
+    folder: Path, target, trained: DraftTrainer, tmp_path: Path
+) -> None:
+    path = tmp_path / "drafter.npz"
+    save_drafter(path, trained.trained("1" * 64))
+    with pytest.raises(RefusedError, match="was trained for weights"):
+        export_drafter(load_drafter(path, target.config), folder)
+    with pytest.raises(RefusedError, match="no drafter of such a model"):
+        load_drafter(path, replace(target.config, hidden=192))
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(RefusedError, match="no drafter of such a model"):
+        load_drafter(path, target.config)
+
+
+def test_the_shipped_recipe_reads() -> None:
+    recipe = read_recipe(Path(__file__).parents[1] / "models" / "smollm2-135m" / "drafter.toml", DraftRecipe)
+    assert recipe.architecture == "fused"
+    assert recipe.quantize_at < recipe.steps
+
+
+def test_evaluate_acceptance(
+    folder: Path, trained: DraftTrainer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"task": task, "turns": [f"What is {n}?"]} for n in range(3) for task in ("chat", "qa")]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    save_drafter(tmp_path / "drafter.npz", trained.trained("0" * 64))
+    options = ["-m", str(folder / "t.mxb"), "--drafter", f"mine={tmp_path / 'drafter.npz'}"]
+    options += ["--prompts", str(prompts), "--run", str(tmp_path / "run"), "-n", "12", "--depth", "3"]
+    options += ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
+    cli.main(["evaluate", "acceptance", *options], standalone_mode=False)
+    found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["results"]["mine"]
+    assert {"all", "chat", "qa"} <= found.keys()
+    assert found["all"]["drafter"]["rollouts"] == 6
+    assert all(1 <= tau <= 4 for tau in found["all"]["union"]["tau"].values())
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert "mine" in capfd.readouterr().out
+
+
+def test_proposals_are_what_a_chain_would_draft(folder: Path, target, trained: DraftTrainer) -> None:
+    """With the target's own next token as text, a table's first column is the drafter's likeliest token."""
+    document = trained.documents[trained.held_out[0]]
+    rollout = Rollout("chat", document.tokens, document.answer_start, 0.0, 0)
+    features = rollout_features(target, RECIPE.feature_layers, [rollout], folder / "rollout.npy")
+    (table,) = draft_tables(trained.model, trained.ids, features, [rollout], 3)
+    assert table.shape == (len(document.tokens) - document.answer_start, 3)
+    rows = trained.rows(trained.held_out[:1], 3)
+    extra, _ = extra_rows(torch.from_numpy(document.tokens.astype(np.int64))[None], trained.ids)
+    candidates = torch.cat([trained.ids, extra])
+    for step, found in enumerate(rows):
+        wanted = candidates[found.given.argmax(-1)]
+        assert table[: len(wanted), step].tolist() == wanted.tolist()
