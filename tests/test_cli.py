@@ -23,7 +23,8 @@ import tiny
 from mxdraft.bundle import HEADER, SECTION_ENTRY, Bundle
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Model
+from mxdraft.runtime import Engine, Model
+from mxdraft.runtime import Sequence as Timeline
 
 ROOT = Path(__file__).parents[1]
 PYTHON = (sys.executable, "-m", "mxdraft.cli")
@@ -138,7 +139,7 @@ def test_generate_gives_the_same_text(bundle: Path, options: list[Arg]) -> None:
 
 def test_statistics_have_the_documented_keys(bundle: Path) -> None:
     table = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("| key | meaning |")[2]
-    documented = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|([^|]*)\|", table.split("\n## ")[0], re.M)))
+    documented = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|([^|]*)\|", table.split("\n\n")[0], re.M)))
     for program in (C, PYTHON):
         result = run(program, "generate", "-m", bundle, "-p", "x", "-n", "3", "--stats", "json", "-t", "1")
         assert sorted(stats(result)) == sorted(documented)
@@ -254,6 +255,120 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(bundle: Path) -> None:
             assert run(program, *options, stdin=long + rest).returncode == 0
 
 
+# ---- drafting ----
+
+
+@pytest.fixture(scope="module")
+def drafting(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a drafter, and a table of what it says behind some prompts."""
+    said = []
+    with Model(bundle) as model, Engine(model, draft="off", threads=1) as engine:
+        for text in ("The small boat", "bread and letters"):
+            with Timeline(engine, max_tokens=40, ignore_eos=True) as sequence:
+                for _ in sequence.generate(model.encode(text)):
+                    pass
+                said += [sequence.tokens] * 3
+    path = tmp_path_factory.mktemp("drafting") / "d.mxb"
+    data = tiny.with_ngrams(bundle.read_bytes(), said)
+    path.write_bytes(tiny.with_drafter(data, tiny.drafter(Bundle(data).config)))
+    return path
+
+
+@pytest.fixture
+def cheap(drafting: Path, tmp_path: Path) -> dict[str, str]:
+    """An environment whose cache says that verifying costs nothing, so that all drafts pay."""
+    env = {"MXDRAFT_CACHE": str(tmp_path / "new" / "cache")}
+    (tmp_path / "new").mkdir()
+    for draft in ("ngram", "model"):
+        for program in (C, PYTHON):
+            result = run(
+                program,
+                *("generate", "-m", drafting, "-p", "x", "-n", "1", "-t", "1", "--draft", draft),
+                env=env,
+            )
+            assert (b"measuring what steps cost" in result.stderr) == (program == C)
+    files = list((tmp_path / "new" / "cache").iterdir())
+    assert len(files) == 2
+    for file in files:
+        file.write_text("1000 " * 16 + "0.1 0\n", encoding="ascii")
+    return env
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--temp", "0.8", "--top-p", "0.9", "--repeat-penalty", "1.1"],
+        ["--stop", "e", "--stop", "x y"],
+    ],
+)
+def test_drafts_never_change_the_text(drafting: Path, cheap: dict[str, str], options: list[Arg]) -> None:
+    command: list[Arg] = ["generate", "-m", drafting, "-p", "The small boat", "--raw", "-n", "40", "-t", "1"]
+    command += ["--ignore-eos", "--dump-tokens", "--stats", "json", *options]
+    plain = run_both(*command, "--draft", "off")
+    assert (stats(plain)["drafted"], stats(plain)["draft"]) == (0, "off")
+    for draft, most in (("ngram", "8"), ("ngram", "1"), ("model", "4"), ("auto", "8"), ("auto", "15")):
+        result = run_both(*command, "--draft", draft, "--draft-max", most, env=cheap)
+        assert result.stdout == plain.stdout
+        assert ids_after("generated_tokens", result) == ids_after("generated_tokens", plain)
+        numbers = stats(result)
+        assert numbers["draft"] == draft
+        for key in ("stop", "prompt_tokens", "generated_tokens"):
+            assert numbers[key] == stats(plain)[key]
+        if not options:
+            assert numbers["drafted"] > 0  # type: ignore[operator]
+            assert (numbers["accepted"] > 10) == (draft != "model")  # type: ignore[operator]
+            assert numbers["tokens_per_step"] <= int(most) + 1  # type: ignore[operator]
+
+
+def test_explain_colours_what_was_drafted_and_accepted(drafting: Path, cheap: dict[str, str]) -> None:
+    options = ["-p", "The small boat", "--raw", "-n", "40", "-t", "1", "--ignore-eos", "--draft", "ngram"]
+    for more in ([], ["--stop", "zzz", "--stop", "\u6f22"], ["--temp", "0.9"], ["--draft-max", "1"]):
+        command: list[Arg] = ["generate", "-m", drafting, *options, *more]
+        plain = run_both(*command, env=cheap).stdout
+        explained = run_both(*command, "--explain", env=cheap).stdout
+        parts = re.split(rb"\x1b\[32m(.*?)\x1b\[0m", explained, flags=re.DOTALL)
+        assert b"\x1b" not in b"".join(parts).replace(b"\x1b", b"", plain.count(b"\x1b"))
+        assert b"".join(parts) == plain
+        if not more:
+            assert b"".join(parts[1::2]) == drafted_text(drafting, Path(cheap["MXDRAFT_CACHE"]))
+    off = run_both("generate", "-m", drafting, *options, "--draft", "off", "--explain")
+    assert off.stdout == run_both("generate", "-m", drafting, *options, "--draft", "off").stdout
+
+
+def drafted_text(bundle: Path, cache: Path) -> bytes:
+    """The bytes of the accepted drafts of that run, by the library's own word."""
+    with (
+        Model(bundle) as model,
+        Engine(model, threads=1, draft="ngram", draft_max=8) as engine,
+        Timeline(engine, max_tokens=40, ignore_eos=True) as sequence,
+    ):
+        assert engine.load_costs(cache)
+        ids: list[int] = []
+        for _ in sequence.generate(model.encode("The small boat")):
+            ids += [
+                token
+                for token, drafted in zip(sequence.output, sequence.drafted, strict=True)
+                if drafted and not model.is_special(token)
+            ]
+        assert len(ids) > 10
+        return model.decode(ids)
+
+
+def test_cache_that_cannot_be_is_no_error(drafting: Path) -> None:
+    command: list[Arg] = ["generate", "-m", drafting, "-p", "x", "-n", "4", "-t", "1"]
+    nowhere: list[dict[str, str]] = [
+        {"MXDRAFT_CACHE": "/dev/null/cache"},
+        {"MXDRAFT_CACHE": "", "XDG_CACHE_HOME": "/dev/null"},
+        {"MXDRAFT_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/dev/null/home"},
+    ]
+    texts = {run_both(*command, env=env).stdout for env in nowhere}
+    shell = ["env", "-u", "HOME", "-u", "MXDRAFT_CACHE", "-u", "XDG_CACHE_HOME", *C]
+    without = run(shell, *command)
+    assert b"measuring what steps cost" in without.stderr
+    assert {without.stdout} == texts
+
+
 # ---- refusals ----
 
 
@@ -285,9 +400,15 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(bundle: Path) -> None:
             "--top-p '1.5': expected a number from 0 to 1",
         ),
         (
-            ["generate", "-m", "x", "-p", "x", "--draft", "model"],
-            "--draft 'model': expected one of auto, off",
+            ["generate", "-m", "x", "-p", "x", "--draft", "lookup"],
+            "--draft 'lookup': expected one of auto, off, ngram, model",
         ),
+        (
+            ["generate", "-m", "x", "-p", "x", "--draft-max", "0"],
+            "--draft-max '0': expected a whole number from 1 to 15",
+        ),
+        (["chat", "-m", "x", "--draft-max", "16"], "--draft-max '16': expected a whole number from 1 to 15"),
+        (["verify", "-m", "x", "--draft", "off"], "unknown option '--draft'"),
         (["generate", "-m", "x"], "exactly one of -p TEXT, -f FILE and -"),
         (["generate", "-m", "x", "-p", "x", "-"], "exactly one of -p TEXT, -f FILE and -"),
         (["generate", "-m", "x", "word"], "unexpected argument 'word'"),
@@ -307,6 +428,7 @@ def test_requests_the_bundle_cannot_serve(bundle: Path, bare: Path) -> None:
         (["generate", "-m", bare, "-p", "x", "--raw", "--precision", "full"], "residual plane"),
         (["generate", "-m", bundle, "-p", "x", "--ctx", "257"], "257"),
         (["generate", "-m", bundle, "-p", "x", "--stop", ""], "stop string"),
+        (["generate", "-m", bundle, "-p", "x", "--draft", "model"], "no trained drafter"),
         (["tokenize", "-m", bundle, "-p", "1 500", "--decode"], "token 500"),
         (["tokenize", "-m", bundle, "-p", "1 x", "--decode"], "'x' is not a token id"),
     ]

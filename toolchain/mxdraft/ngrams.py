@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import zipfile
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from mxdraft.errors import BundleError, RefusedError
 ENTRIES = (4096, 49152)  # most entries with one and with two tokens of context
 _LEAST_COUNT = 2
 _LEAST_CHANCE = 0.25
+# What numpy raises of a file that is missing, damaged, or something else.
+_NO_ARCHIVE = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error)
 Ids = NDArray[np.uint32]
 
 
@@ -24,16 +28,19 @@ def read_documents(path: Path, vocab: int) -> list[Ids]:
     Raises RefusedError if it is none, or has a token outside the vocabulary.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            tokens, offsets = archive["tokens"], archive["offsets"].astype(np.int64)
-    except (OSError, ValueError, KeyError) as error:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            tokens, offsets = archive["tokens"], archive["offsets"]
+    except _NO_ARCHIVE as error:
         raise RefusedError(f"{path} is no text (.npz with 'tokens' and 'offsets'): {error}") from error
-    bounds_ok = offsets.ndim == 1 and offsets.size > 1 and offsets[0] >= 0 and offsets[-1] <= tokens.size
-    if tokens.ndim != 1 or not bounds_ok or (np.diff(offsets) < 0).any():
+    if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (tokens, offsets)):
+        raise RefusedError(f"{path}: its tokens and offsets are not lists of whole numbers")
+    bounds = [int(offset) for offset in offsets]
+    if len(bounds) < 2 or bounds[0] < 0 or bounds[-1] > tokens.size or bounds != sorted(bounds):
         raise RefusedError(f"{path}: its offsets do not fit {tokens.size} tokens")
-    if tokens.size and int(tokens.max()) >= vocab:
-        raise RefusedError(f"{path}: token {tokens.max()} is outside the vocabulary of {vocab}")
-    return [tokens[a:b].astype(np.uint32) for a, b in pairwise(offsets)]
+    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+        outside = tokens.min() if tokens.min() < 0 else tokens.max()
+        raise RefusedError(f"{path}: token {outside} is outside the vocabulary of {vocab}")
+    return [tokens[a:b].astype(np.uint32) for a, b in pairwise(bounds)]
 
 
 def ngram_section(documents: list[Ids]) -> bytes:
