@@ -160,22 +160,22 @@ static void store_keys_values(const worker *w, uint32_t layer) {
     }
 }
 
-/* Rotate the queries and attend, one query head of one row at a time. */
+/* Rotate the queries and attend: the query heads of one KV head of one row at a time. */
 static void attend(const worker *w, uint32_t layer) {
     const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
     qkv_layout at = layout_qkv(c);
-    size_t d = c->head_dim, from, to;
+    size_t d = c->head_dim, group = c->heads / c->kv_heads, from, to;
     float scale = 1.0f / sqrtf((float)d);
-    float *scores = g->scores + (size_t)w->thread * g->plan.ctx;
-    my_part(w, g->row_count * c->heads, &from, &to);
+    float *scores = g->scores + (size_t)w->thread * group * g->plan.ctx;
+    my_part(w, g->row_count * c->kv_heads, &from, &to);
     for (size_t unit = from; unit < to; unit++) {
-        const mxd_row *row = &g->rows[unit / c->heads];
-        uint32_t h = (uint32_t)(unit % c->heads), kv_head = h / (c->heads / c->kv_heads);
-        float *q = g->qkv + unit / c->heads * at.width + h * d;
-        rotate(g, q, row->position);
-        g->kernels.attention(q, mxd_kv(g, row->slot, layer, 0, kv_head), mxd_kv(g, row->slot, layer, 1, kv_head),
-                             row->position + 1, d, scale, scores, g->mixed + unit * d);
+        const mxd_row *row = &g->rows[unit / c->kv_heads];
+        uint32_t kv_head = (uint32_t)(unit % c->kv_heads);
+        float *q = g->qkv + unit / c->kv_heads * at.width + kv_head * group * d;
+        for (size_t h = 0; h < group; h++) rotate(g, q + h * d, row->position);
+        g->kernels.attention(q, group, mxd_kv(g, row->slot, layer, 0, kv_head), mxd_kv(g, row->slot, layer, 1, kv_head),
+                             row->position + 1, d, scale, scores, g->mixed + unit * group * d);
     }
 }
 
