@@ -98,7 +98,7 @@ def test_row_quantizer(precision: str) -> None:
         assert q[m, 32 * b : 32 * b + 32].tolist() == steps.tolist()
         assert s[m, b] == scale
         for i, digit in enumerate([high, low] if precision == "full" else [high]):
-            columns = digit[m, 32 * b : 32 * b + 32].astype(int).reshape(8, 2, 2)  # the middle axis: 0, 1 or 2, 3
+            columns = digit[m, 32 * b : 32 * b + 32].astype(int).reshape(8, 2, 2)  # 0, 1 and 2, 3 modulo 4
             assert bias[m, b, i].tolist() == (-12 * columns.sum(axis=(0, 2))).tolist()
     expected_q, expected_s = mx.quantize_activations(x, mx.ACTIVATION_STEPS[precision])
     np.testing.assert_array_equal(q, expected_q)

@@ -46,10 +46,10 @@ typedef struct mxd_kernels {
     float (*rmsnorm)(const float *x, const float *w, size_t n, float eps, float *y);
     /* Rotate one head of d values in place by the tables c, s (d/2) of its position. */
     void (*rope)(float *x, const float *c, const float *s, size_t d);
-    /* Query heads, d apart, over n cached keys and values (f16, d apart) that they share: out(heads, d). scores: scratch
-     * of heads * n floats. */
-    void (*attention)(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                      float *scores, float *out);
+    /* Query heads, d apart, over n cached keys and values (f16, d apart) that they share: out(heads, d). scores:
+     * scratch of heads * n floats. */
+    void (*attention)(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
+                      float scale, float *scores, float *out);
     void (*silu_mul)(const float *gate, const float *up, size_t n, float *out);
     void (*add)(float *x, const float *y, size_t n); /* x += y */
     void (*to_f16)(const float *x, size_t n, uint16_t *out);
