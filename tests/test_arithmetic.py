@@ -98,8 +98,7 @@ def test_row_quantizer(precision: str) -> None:
         assert q[m, 32 * b : 32 * b + 32].tolist() == steps.tolist()
         assert s[m, b] == scale
         for i, digit in enumerate([high, low] if precision == "full" else [high]):
-            # The middle axis: columns 0, 1 or 2, 3 of each four.
-            columns = digit[m, 32 * b : 32 * b + 32].astype(int).reshape(8, 2, 2)
+            columns = digit[m, 32 * b : 32 * b + 32].astype(int).reshape(8, 2, 2)  # 0, 1 and 2, 3 modulo 4
             assert bias[m, b, i].tolist() == (-12 * columns.sum(axis=(0, 2))).tolist()
     expected_q, expected_s = mx.quantize_activations(x, mx.ACTIVATION_STEPS[precision])
     np.testing.assert_array_equal(q, expected_q)
@@ -167,21 +166,22 @@ def test_rope_rotates_the_two_halves() -> None:
     assert_same_bits(x, np.array(expected))
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 32), (5, 40), (37, 32)])
-def test_attention(n: int, d: int) -> None:
-    q, k, v = normal(9, d), normal(10, n, d).astype(np.float16), normal(11, n, d).astype(np.float16)
-    scores, out = np.empty(n, Float), np.empty(d, Float)
+@pytest.mark.parametrize(("n", "d", "heads"), [(1, 32, 1), (5, 40, 3), (37, 32, 2)])
+def test_attention(n: int, d: int, heads: int) -> None:
+    q, k, v = normal(9, heads, d), normal(10, n, d).astype(np.float16), normal(11, n, d).astype(np.float16)
+    scores, out = np.empty((heads, n), Float), np.empty((heads, d), Float)
     scale = Float(1) / np.sqrt(Float(d))
     cache = pointer(k, "uint16_t *"), pointer(v, "uint16_t *")
     output = pointer(scores, "float *"), pointer(out, "float *")
-    reference().attention(pointer(q, "float *"), *cache, n, d, scale, *output)
+    reference().attention(pointer(q, "float *"), heads, *cache, n, d, scale, *output)
 
-    t = np.array([sum16(list(zip(q, row, strict=True))) for row in k.astype(Float)]) * scale
-    w = exp(t - t.max())
-    inverse = Float(1) / sum16([(x, Float(1)) for x in w])
-    for i in range(d):
-        mixed = reduce(lambda acc, j: fma(Float(w[j]), Float(v[j, i]), acc), range(n), Float(0))
-        assert out[i] == mixed * inverse
+    for h in range(heads):
+        t = np.array([sum16(list(zip(q[h], row, strict=True))) for row in k.astype(Float)]) * scale
+        w = exp(t - t.max())
+        inverse = Float(1) / sum16([(x, Float(1)) for x in w])
+        for i in range(d):
+            mixed = reduce(lambda acc, j: fma(Float(w[j]), Float(v[j, i]), acc), range(n), Float(0))
+            assert out[h, i] == mixed * inverse
 
 
 def test_silu_mul() -> None:

@@ -289,22 +289,34 @@ INLINE __m256 exp8(__m256 x) {
     return _mm256_mul_ps(p, _mm256_castsi256_ps(power)); /* NaN: p is NaN already */
 }
 
+/* Query heads that share the conversion of keys and values, as far as registers go. */
+enum { HEADS = 3 };
+
 INLINE __m256 load_f16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
-INLINE void attention_d(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                        float *scores, float *out) {
-    float max = -INFINITY;
+/* Scores of `heads` query heads, a constant, so that a key is converted once for all of them. */
+INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t d, float scale, float *scores) {
     for (size_t j = 0; j < n; j++) {
-        __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
+        __m256 lo[HEADS], hi[HEADS];
+        for (int h = 0; h < heads; h++) lo[h] = hi[h] = _mm256_setzero_ps();
         for (size_t i = 0; i < d; i += 16) {
-            lo = _mm256_fmadd_ps(_mm256_loadu_ps(q + i), load_f16(k + j * d + i), lo);
-            hi = _mm256_fmadd_ps(_mm256_loadu_ps(q + i + 8), load_f16(k + j * d + i + 8), hi);
+            __m256 key_lo = load_f16(k + j * d + i), key_hi = load_f16(k + j * d + i + 8);
+            for (int h = 0; h < heads; h++) {
+                const float *at = q + (size_t)h * d + i;
+                lo[h] = _mm256_fmadd_ps(_mm256_loadu_ps(at), key_lo, lo[h]);
+                hi[h] = _mm256_fmadd_ps(_mm256_loadu_ps(at + 8), key_hi, hi[h]);
+            }
         }
-        scores[j] = reduce16(lo, hi) * scale;
-        max = scores[j] > max ? scores[j] : max;
+        for (int h = 0; h < heads; h++) scores[(size_t)h * n + j] = reduce16(lo[h], hi[h]) * scale;
     }
+}
+
+/* Scores to weights; returns 1 / their sum. */
+INLINE float softmax(float *scores, size_t n) {
+    float max = -INFINITY;
+    for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
     size_t j = 0;
     __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps(), m8 = _mm256_set1_ps(max);
     for (; j + 16 <= n; j += 16) {
@@ -322,25 +334,46 @@ INLINE void attention_d(const float *q, const uint16_t *k, const uint16_t *v, si
         scores[j] = mxd_exp_ref(scores[j] - max);
         lane[j % 16] += scores[j];
     }
-    __m256 inverse = _mm256_set1_ps(1.0f / reduce16(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8)));
-    __m256 acc[32]; /* d <= 256 */
-    for (size_t i = 0; i < d / 8; i++) acc[i] = _mm256_setzero_ps();
-    for (j = 0; j < n; j++) {
-        __m256 w = _mm256_set1_ps(scores[j]);
-        for (size_t i = 0; i < d / 8; i++) acc[i] = _mm256_fmadd_ps(w, load_f16(v + j * d + 8 * i), acc[i]);
-    }
-    for (size_t i = 0; i < d / 8; i++) _mm256_storeu_ps(out + 8 * i, _mm256_mul_ps(acc[i], inverse));
+    return 1.0f / reduce16(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
 }
 
-AVX2 static void mxd_attention_avx2(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
-                                    float scale, float *scores, float *out) {
-    if (d == 64) { /* a constant keeps the accumulators in registers */
-        attention_d(q, k, v, n, 64, scale, scores, out);
-    } else if (d % 16 == 0) {
-        attention_d(q, k, v, n, d, scale, scores, out);
-    } else {
-        mxd_attention_ref(q, k, v, n, d, scale, scores, out);
+/* 8 * V values of every head's output, from v and out on. */
+INLINE void mix(const float *scores, const float *inverse, int heads, int V, const uint16_t *v, size_t n, size_t d,
+                float *out) {
+    __m256 acc[HEADS][4];
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < V; i++) acc[h][i] = _mm256_setzero_ps();
+    for (size_t j = 0; j < n; j++)
+        for (int i = 0; i < V; i++) {
+            __m256 value = load_f16(v + j * d + 8 * (size_t)i);
+            for (int h = 0; h < heads; h++)
+                acc[h][i] = _mm256_fmadd_ps(_mm256_set1_ps(scores[(size_t)h * n + j]), value, acc[h][i]);
+        }
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < V; i++)
+            _mm256_storeu_ps(out + (size_t)h * d + 8 * i, _mm256_mul_ps(acc[h][i], _mm256_set1_ps(inverse[h])));
+}
+
+INLINE void attend(const float *q, int heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                   float *scores, float *out) {
+    float inverse[HEADS];
+    score(q, heads, k, n, d, scale, scores);
+    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
+    size_t i = 0;
+    for (; i + 32 <= d; i += 32) mix(scores, inverse, heads, 4, v + i, n, d, out + i);
+    if (i < d) mix(scores, inverse, heads, 2, v + i, n, d, out + i);
+}
+
+AVX2 static void mxd_attention_avx2(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n,
+                                    size_t d, float scale, float *scores, float *out) {
+    if (d % 16) {
+        mxd_attention_ref(q, heads, k, v, n, d, scale, scores, out);
+        return;
     }
+    for (; heads >= HEADS; heads -= HEADS, q += HEADS * d, out += HEADS * d)
+        attend(q, HEADS, k, v, n, d, scale, scores, out);
+    if (heads == 2) attend(q, 2, k, v, n, d, scale, scores, out);
+    if (heads == 1) attend(q, 1, k, v, n, d, scale, scores, out);
 }
 
 AVX2 static void mxd_silu_mul_avx2(const float *gate, const float *up, size_t n, float *out) {

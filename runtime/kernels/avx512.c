@@ -1,5 +1,5 @@
-/* AVX-512 with VNNI (F, BW, VL, VNNI: Ice Lake, Zen 4 and later). A vector holds one value for each of a tile's 16 rows.
- * tests/kernels/avx512_emulated.c compiles this file on any machine, with functions instead of intrinsics. */
+/* AVX-512 with VNNI (F, BW, VL, VNNI: Ice Lake, Zen 4 and later). A vector holds one value for each of a tile's 16
+ * rows. tests/kernels/avx512_emulated.c compiles this file on any machine, with functions instead of intrinsics. */
 #include "kernels.h"
 
 #if defined(__x86_64__) || defined(MXD_EMULATED_AVX512)
@@ -32,8 +32,8 @@ INLINE block_weights decode(int is_fp4, const uint8_t *block) {
     block_weights out;
     UNROLL for (int i = 0; i < 8; i++) {
         __m512i bytes = _mm512_loadu_si512(block + TILE + 64 * (is_fp4 ? i / 2 : i));
-        if (!is_fp4) out.w[i] = _mm512_xor_si512(bytes, sign);
-        else out.w[i] = _mm512_shuffle_epi8(table, _mm512_and_si512(i % 2 ? _mm512_srli_epi16(bytes, 4) : bytes, nibble));
+        if (i % 2 && is_fp4) bytes = _mm512_srli_epi16(bytes, 4);
+        out.w[i] = is_fp4 ? _mm512_shuffle_epi8(table, _mm512_and_si512(bytes, nibble)) : _mm512_xor_si512(bytes, sign);
     }
     /* The maximum turns code 0 into the subnormal 2^-127. */
     __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)block));
@@ -55,8 +55,8 @@ INLINE __m512i start(int is_fp4, const int16_t *bias) {
 }
 
 /* acc[r] = fma(dot, scale * s, acc[r]) for R activation rows, the first of which has its block at index `at`. */
-INLINE void some_rows(int is_fp4, const block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R, int digits,
-                      __m512 *acc) {
+INLINE void some_rows(int is_fp4, const block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R,
+                      int digits, __m512 *acc) {
     const int8_t *q[UNITS]; /* R high digits, then R low ones if there are two */
     __m512i d[UNITS];
     UNROLL for (int r = 0; r < R; r++) {

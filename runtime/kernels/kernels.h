@@ -46,9 +46,10 @@ typedef struct mxd_kernels {
     float (*rmsnorm)(const float *x, const float *w, size_t n, float eps, float *y);
     /* Rotate one head of d values in place by the tables c, s (d/2) of its position. */
     void (*rope)(float *x, const float *c, const float *s, size_t d);
-    /* One query head over n cached keys and values (f16, d apart): out(d). scores: scratch of n floats. */
-    void (*attention)(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                      float *scores, float *out);
+    /* Query heads, d apart, over n cached keys and values (f16, d apart) that they share: out(heads, d). scores:
+     * scratch of heads * n floats. */
+    void (*attention)(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
+                      float scale, float *scores, float *out);
     void (*silu_mul)(const float *gate, const float *up, size_t n, float *out);
     void (*add)(float *x, const float *y, size_t n); /* x += y */
     void (*to_f16)(const float *x, size_t n, uint16_t *out);
@@ -73,8 +74,8 @@ void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n);
 #define MXD_BIND(k, n, op, isa) ((k)->op = mxd_##op##_##isa, (n)->op = "mxd_" #op "_" #isa)
 
 /* Canonical scalar pieces, shared by ref.c, the tails of variants and the sizes they leave to the reference. */
-void mxd_attention_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                       float *scores, float *out);
+void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
+                       float scale, float *scores, float *out);
 float mxd_exp_ref(float x);
 float mxd_f16_to_f32(uint16_t h);
 uint16_t mxd_f32_to_f16(float x);

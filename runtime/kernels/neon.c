@@ -182,54 +182,88 @@ INLINE float32x4_t exp4(float32x4_t x) {
     return vmulq_f32(p, vreinterpretq_f32_s32(power)); /* NaN: p is NaN already */
 }
 
+/* Query heads that share the conversion of keys and values, as far as registers go. */
+enum { HEADS = 3 };
+
 INLINE float32x4_t load_f16(const uint16_t *p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
 
-INLINE void attention_d(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                               float *scores, float *out) {
-    float max = -INFINITY;
+/* Scores of `heads` query heads, a constant, so that a key is converted once for all of them. */
+INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t d, float scale, float *scores) {
     for (size_t j = 0; j < n; j++) {
-        float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+        float32x4_t lane[HEADS][4];
+        UNROLL for (int h = 0; h < heads; h++)
+            UNROLL for (int c = 0; c < 4; c++) lane[h][c] = vdupq_n_f32(0);
         for (size_t i = 0; i < d; i += 16)
-            for (size_t c = 0; c < 4; c++)
-                lane[c] = vfmaq_f32(lane[c], vld1q_f32(q + i + 4 * c), load_f16(k + j * d + i + 4 * c));
-        scores[j] = reduce16(lane) * scale;
-        max = scores[j] > max ? scores[j] : max;
+            UNROLL for (size_t c = 0; c < 4; c++) {
+                float32x4_t key = load_f16(k + j * d + i + 4 * c);
+                UNROLL for (int h = 0; h < heads; h++)
+                    lane[h][c] = vfmaq_f32(lane[h][c], vld1q_f32(q + (size_t)h * d + i + 4 * c), key);
+            }
+        UNROLL for (int h = 0; h < heads; h++) scores[(size_t)h * n + j] = reduce16(lane[h]) * scale;
     }
+}
+
+/* Scores to weights; returns 1 / their sum. */
+INLINE float softmax(float *scores, size_t n) {
+    float max = -INFINITY;
+    for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
     size_t j = 0;
     float32x4_t sums[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
     for (; j + 16 <= n; j += 16)
-        for (size_t c = 0; c < 4; c++) {
+        UNROLL for (size_t c = 0; c < 4; c++) {
             float32x4_t w = exp4(vsubq_f32(vld1q_f32(scores + j + 4 * c), vdupq_n_f32(max)));
             vst1q_f32(scores + j + 4 * c, w);
             sums[c] = vaddq_f32(sums[c], w);
         }
     float lane[16];
-    for (int c = 0; c < 4; c++) vst1q_f32(lane + 4 * c, sums[c]);
+    UNROLL for (int c = 0; c < 4; c++) vst1q_f32(lane + 4 * c, sums[c]);
     for (; j < n; j++) {
         scores[j] = mxd_exp_ref(scores[j] - max);
         lane[j % 16] += scores[j];
     }
-    for (int c = 0; c < 4; c++) sums[c] = vld1q_f32(lane + 4 * c);
-    float inverse = 1.0f / reduce16(sums);
-    float32x4_t acc[64]; /* d <= 256 */
-    for (size_t i = 0; i < d / 4; i++) acc[i] = vdupq_n_f32(0);
-    for (j = 0; j < n; j++)
-        for (size_t i = 0; i < d / 4; i++)
-            acc[i] = vfmaq_n_f32(acc[i], load_f16(v + j * d + 4 * i), scores[j]);
-    for (size_t i = 0; i < d / 4; i++) vst1q_f32(out + 4 * i, vmulq_n_f32(acc[i], inverse));
+    UNROLL for (int c = 0; c < 4; c++) sums[c] = vld1q_f32(lane + 4 * c);
+    return 1.0f / reduce16(sums);
 }
 
-static void mxd_attention_neon(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                               float *scores, float *out) {
-    if (d == 64) { /* a constant keeps the accumulators in registers */
-        attention_d(q, k, v, n, 64, scale, scores, out);
-    } else if (d % 16 == 0) {
-        attention_d(q, k, v, n, d, scale, scores, out);
-    } else {
-        mxd_attention_ref(q, k, v, n, d, scale, scores, out);
+/* 4 * V values of every head's output, from v and out on. */
+INLINE void mix(const float *scores, const float *inverse, int heads, int V, const uint16_t *v, size_t n, size_t d,
+                float *out) {
+    float32x4_t acc[HEADS][8];
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int i = 0; i < V; i++) acc[h][i] = vdupq_n_f32(0);
+    for (size_t j = 0; j < n; j++)
+        UNROLL for (int i = 0; i < V; i++) {
+            float32x4_t value = load_f16(v + j * d + 4 * (size_t)i);
+            UNROLL for (int h = 0; h < heads; h++)
+                acc[h][i] = vfmaq_n_f32(acc[h][i], value, scores[(size_t)h * n + j]);
+        }
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int i = 0; i < V; i++)
+            vst1q_f32(out + (size_t)h * d + 4 * (size_t)i, vmulq_n_f32(acc[h][i], inverse[h]));
+}
+
+INLINE void attend(const float *q, int heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
+                   float *scores, float *out) {
+    float inverse[HEADS];
+    score(q, heads, k, n, d, scale, scores);
+    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
+    size_t i = 0;
+    for (; i + 32 <= d; i += 32) mix(scores, inverse, heads, 8, v + i, n, d, out + i);
+    if (i < d) mix(scores, inverse, heads, 4, v + i, n, d, out + i);
+}
+
+static void mxd_attention_neon(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
+                               float scale, float *scores, float *out) {
+    if (d % 16) {
+        mxd_attention_ref(q, heads, k, v, n, d, scale, scores, out);
+        return;
     }
+    for (; heads >= HEADS; heads -= HEADS, q += HEADS * d, out += HEADS * d)
+        attend(q, HEADS, k, v, n, d, scale, scores, out);
+    if (heads == 2) attend(q, 2, k, v, n, d, scale, scores, out);
+    if (heads == 1) attend(q, 1, k, v, n, d, scale, scores, out);
 }
 
 static void mxd_silu_mul_neon(const float *gate, const float *up, size_t n, float *out) {

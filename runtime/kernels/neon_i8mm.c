@@ -1,5 +1,5 @@
-/* NEON with 8-bit matrix products (armv8.6-a i8mm, beside dotprod: Cortex-A510, A710, Neoverse V1). Only this file may
- * use them. Few rows go as at the dotprod level; many rows in pairs, since smmla multiplies 2 x 8 with 8 x 2 numbers. */
+/* NEON with 8-bit matrix products (armv8.6-a i8mm, beside dotprod: Cortex-A510, A710, Neoverse V1). Only this file
+ * may use them. Few rows go as at the dotprod level; many rows in pairs, since smmla multiplies 2 x 8 with 8 x 2 numbers. */
 #include "neon.h"
 
 #if defined(__aarch64__)
@@ -76,8 +76,8 @@ INLINE TARGET void multiply_pairs(const paired_block *w, const some_rows *x, int
 }
 
 /* Add the products of P pairs of rows with a strip to their y, half a tile at a time. */
-INLINE TARGET void strip_pairs(const paired_block *strip, int planes, size_t blocks, some_rows first, int P, size_t step,
-                               int digits, float *y, size_t ldy) {
+INLINE TARGET void strip_pairs(const paired_block *strip, int planes, size_t blocks, some_rows first, int P,
+                               size_t step, int digits, float *y, size_t ldy) {
     for (int j0 = 0; j0 < 8; j0 += VECTORS) {
         float32x4_t acc[2][VECTORS];
         UNROLL for (int p = 0; p < P; p++)

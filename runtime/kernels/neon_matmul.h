@@ -99,9 +99,9 @@ INLINE TARGET void many_rows(elements form, const uint8_t *const tile[2], int pl
                 decode_block(form, tile[p] + (b + i) * (form == PACKED ? FP4_BYTES : INT8_BYTES),
                              &strip[i * (size_t)planes + (size_t)p]);
         size_t m = 0;
-#define ROWS(n)                                                                                                      \
-    strip_rows(form == PACKED ? DECODED : form, strip, planes, blocks, rows_at(x, nblocks, m, b), n, digits, y + m * ldy, \
-               ldy)
+#define ROWS(n)                                                                                                  \
+    strip_rows(form == PACKED ? DECODED : form, strip, planes, blocks, rows_at(x, nblocks, m, b), n, digits,     \
+               y + m * ldy, ldy)
         for (; m + UNITS / digits <= rows; m += UNITS / digits) ROWS(UNITS / digits);
         if (UNITS / digits > 2 && rows - m >= 2) ROWS(2), m += 2;
         if (rows - m) ROWS(1);

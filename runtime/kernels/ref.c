@@ -192,8 +192,8 @@ uint16_t mxd_f32_to_f16(float x) {
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
-void mxd_attention_ref(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                       float *scores, float *out) {
+static void attend(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale, float *scores,
+                   float *out) {
     float max = -INFINITY;
     for (size_t j = 0; j < n; j++) {
         float lane[LANES] = {0};
@@ -212,6 +212,11 @@ void mxd_attention_ref(const float *q, const uint16_t *k, const uint16_t *v, siz
         for (size_t j = 0; j < n; j++) acc = fmaf(scores[j], mxd_f16_to_f32(v[j * d + i]), acc);
         out[i] = acc * inverse;
     }
+}
+
+void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
+                       float scale, float *scores, float *out) {
+    for (size_t h = 0; h < heads; h++) attend(q + h * d, k, v, n, d, scale, scores + h * n, out + h * d);
 }
 
 static void mxd_silu_mul_ref(const float *gate, const float *up, size_t n, float *out) {

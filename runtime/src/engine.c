@@ -65,7 +65,7 @@ static size_t layout(mxd_engine *g, char *base) {
     g->mixed = take(&b, rows * q_dim, sizeof(float));
     g->projected = take(&b, rows * c->hidden, sizeof(float));
     g->gate_up = take(&b, rows * 2 * c->ffn, sizeof(float));
-    g->scores = take(&b, g->plan.threads * ctx, sizeof(float));
+    g->scores = take(&b, g->plan.threads * (c->heads / c->kv_heads) * ctx, sizeof(float));
     g->logits = take(&b, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
     g->shared = take_input(&b, rows, widest, g->precision);
     g->own = take(&b, g->plan.threads, sizeof *g->own);

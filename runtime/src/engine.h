@@ -130,7 +130,7 @@ struct mxd_engine {
     float *mixed;          /* (max_rows, heads*head_dim) attention output */
     float *projected;      /* (max_rows, hidden) */
     float *gate_up;        /* (max_rows, 2*ffn) */
-    float *scores;         /* (threads, ctx) */
+    float *scores;         /* (threads, heads of a KV head, ctx) */
     float *logits;         /* (logit_rows, vocab padded) */
     mxd_head_part *head_parts; /* (threads) */
     mxd_input shared;      /* max_rows rows that the threads prepare together */

@@ -142,26 +142,24 @@ static void store_keys_values(const mxd_worker *w, uint32_t layer) {
     }
 }
 
-/* Rotate a query head of a row and attend over the cache up to the row's position. */
-static void attend_head(const mxd_worker *w, uint32_t layer, size_t m, uint32_t h) {
+/* Rotate the query heads of a row that share a KV head, and attend over the cache up to the row's position. */
+static void attend_group(const mxd_worker *w, uint32_t layer, size_t m, uint32_t kv_head) {
     const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
     const mxd_row *row = &g->rows[m];
-    uint32_t kv_head = h / (c->heads / c->kv_heads);
-    size_t d = c->head_dim;
-    float *q = g->qkv + m * layout_qkv(c).width + h * d;
-    rotate(g, q, row->position);
-    g->kernels.attention(q, mxd_kv(g, row->slot, layer, 0, kv_head), mxd_kv(g, row->slot, layer, 1, kv_head),
-                         row->position + 1, d, 1.0f / sqrtf((float)d), g->scores + (size_t)w->thread * g->plan.ctx,
-                         g->mixed + (m * c->heads + h) * d);
+    size_t d = c->head_dim, group = c->heads / c->kv_heads, first = kv_head * group;
+    float *q = g->qkv + m * layout_qkv(c).width + first * d;
+    for (size_t h = 0; h < group; h++) rotate(g, q + h * d, row->position);
+    g->kernels.attention(q, group, mxd_kv(g, row->slot, layer, 0, kv_head), mxd_kv(g, row->slot, layer, 1, kv_head),
+                         row->position + 1, d, 1.0f / sqrtf((float)d),
+                         g->scores + (size_t)w->thread * group * g->plan.ctx, g->mixed + (m * c->heads + first) * d);
 }
 
-/* All query heads that share a KV head of a row beside the cache. What lies beside goes into its place while they
- * attend; no other thread reads this head meanwhile. */
+/* The same for a row beside the cache: what lies beside goes into its place meanwhile. No other thread reads this head
+ * then. */
 static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_t kv_head) {
     const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
-    uint32_t group = c->heads / c->kv_heads;
     size_t d = c->head_dim, bytes = d * sizeof(uint16_t), count = 0;
     uint16_t saved[MXD_MAX_DRAFT][2][256]; /* head_dim <= 256 */
     for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
@@ -170,21 +168,22 @@ static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_
             memcpy(saved[count][which], place, bytes);
             memcpy(place, mxd_row_kv(g, row, layer, which, kv_head), bytes);
         }
-    for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; h++) attend_head(w, layer, m, h);
+    attend_group(w, layer, m, kv_head);
     count = 0;
     for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
         for (int which = 0; which < 2; which++)
             memcpy(mxd_kv(g, row->slot, layer, which, kv_head) + row->position * d, saved[count][which], bytes);
 }
 
-/* One query head of one row at a time; those beside the cache behind the others, one KV head at a time. */
+/* The query heads of one KV head of one row at a time; rows beside the cache behind the others. */
 static void attend(const mxd_worker *w, uint32_t layer) {
     const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
     size_t from, to;
-    mxd_my_part(w, g->row_count * c->heads, &from, &to);
+    mxd_my_part(w, g->row_count * c->kv_heads, &from, &to);
     for (size_t unit = from; unit < to; unit++)
-        if (!g->rows[unit / c->heads].beside) attend_head(w, layer, unit / c->heads, (uint32_t)(unit % c->heads));
+        if (!g->rows[unit / c->kv_heads].beside)
+            attend_group(w, layer, unit / c->kv_heads, (uint32_t)(unit % c->kv_heads));
     if (!g->side_used) return;
     mxd_barrier(w);
     mxd_my_part(w, c->kv_heads, &from, &to);

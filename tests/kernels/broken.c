@@ -44,11 +44,11 @@ static void mxd_rope_broken(float *x, const float *c, const float *s, size_t d) 
 }
 
 /* Leaves the last output as it was. */
-static void mxd_attention_broken(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                                 float *scores, float *out) {
-    float last = out[d - 1];
-    ref.attention(q, k, v, n, d, scale, scores, out);
-    if (n == 33) out[d - 1] = last;
+static void mxd_attention_broken(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
+                                 float scale, float *scores, float *out) {
+    float last = out[heads * d - 1];
+    ref.attention(q, heads, k, v, n, d, scale, scores, out);
+    if (n == 33) out[heads * d - 1] = last;
 }
 
 /* Reads before the beginning. */

@@ -3,8 +3,8 @@
  *   check [-s SEED] [-n ITERATIONS] [-k KERNEL] [-b | -l] [LEVEL ...]
  *
  * Without LEVEL, all levels of this CPU. -b times instead of checking, -l lists what the levels bind. One line a kernel
- * and level; ends with 1 if any failed. Two levels only when named: "emulated-avx512", which is avx512 on any machine, and
- * "broken", which must fail in every kernel. */
+ * and level; ends with 1 if any failed. Two levels only when named: "emulated-avx512", which is avx512 on any machine,
+ * and "broken", which must fail in every kernel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

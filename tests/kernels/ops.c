@@ -181,15 +181,17 @@ static int attention_sizes(size_t index, size_t *size) {
     static const size_t HEADS[] = {2, 32, 40, 48, 64, 80, 96, 128, 256};
     size[0] = index < 120 ? 1 + index / 3 : 300; /* 1 .. 40 with three heads each, 300 with all */
     size[1] = HEADS[index % COUNT(HEADS)];
+    size[2] = 1 + index / 2 % 7;
     return index < 120 + COUNT(HEADS);
 }
 
 static void run_attention(trial *t) {
-    size_t n = t->size[0], d = t->size[1];
-    const float *q = take_f32(t, "q", d);
+    size_t n = t->size[0], d = t->size[1], heads = t->size[2];
+    const float *q = take_f32(t, "q", heads * d);
     const uint16_t *k = take_f16(t, "k", n * d), *v = take_f16(t, "v", n * d);
-    float *scores = take_scratch(t, "scores", F32, n), *out = take(t, "out", F32, d), scale = 1.0f / sqrtf((float)d);
-    while (running(t)) t->kernels->attention(q, k, v, n, d, scale, scores, out);
+    float *scores = take_scratch(t, "scores", F32, heads * n), *out = take(t, "out", F32, heads * d);
+    float scale = 1.0f / sqrtf((float)d);
+    while (running(t)) t->kernels->attention(q, heads, k, v, n, d, scale, scores, out);
 }
 
 #define OP(op) #op, offsetof(mxd_kernels, op), offsetof(mxd_kernel_names, op)
@@ -213,7 +215,7 @@ const op OPS[] = {
      run_matmul_mxint8},
     {OP(rmsnorm), {"n"}, width_sizes, {{576}}, run_rmsnorm},
     {OP(rope), {"d"}, rope_sizes, {{64}}, run_rope},
-    {OP(attention), {"n", "d"}, attention_sizes, {{64, 64}, {512, 64}}, run_attention},
+    {OP(attention), {"n", "d", "heads"}, attention_sizes, {{64, 64, 3}, {512, 64, 3}}, run_attention},
     {OP(silu_mul), {"n"}, width_sizes, {{1536}}, run_silu_mul},
     {OP(add), {"n"}, any_sizes, {{576}}, run_add},
     {OP(to_f16), {"n"}, any_sizes, {{64}}, run_to_f16},
