@@ -313,11 +313,15 @@ def test_proposals_are_what_a_chain_would_draft(folder: Path, target, trained: D
     document = trained.documents[trained.held_out[0]]
     rollout = Rollout("chat", document.tokens, document.answer_start, 0.0, 0)
     features = rollout_features(target, RECIPE.feature_layers, [rollout], folder / "rollout.npy")
-    (table,) = draft_tables(trained.model, trained.ids, features, [rollout], 3)
+    calibration = ((0.9, 1.1), (0.8, 1.2))  # the last one serves the third step too
+    (found,) = draft_tables(trained.model, trained.ids, calibration, features, [rollout], 3)
+    table = found.tokens
     assert table.shape == (len(document.tokens) - document.answer_start, 3)
     rows = trained.rows(trained.held_out[:1], 3)
     extra, _ = extra_rows(torch.from_numpy(document.tokens.astype(np.int64))[None], trained.ids)
     candidates = torch.cat([trained.ids, extra])
-    for step, found in enumerate(rows):
-        wanted = candidates[found.given.argmax(-1)]
+    for step, asked in enumerate(rows):
+        wanted = candidates[asked.given.argmax(-1)]
         assert table[: len(wanted), step].tolist() == wanted.tolist()
+        sure = confidence(asked.given, *calibration[min(step, 1)]).detach().numpy()
+        np.testing.assert_allclose(found.confidence[: len(wanted), step], sure, rtol=1e-4)
