@@ -11,11 +11,13 @@ from mxdraft.acceptance import (
     Acceptance,
     Draft,
     Rollout,
+    Table,
     either,
     from_table,
     lookup,
     noise,
     read_prompts,
+    reliability,
     report,
     write_rollouts,
 )
@@ -43,20 +45,34 @@ def test_rounds_take_the_leading_proposals_that_are_right() -> None:
     assert (never.rounds, never.emitted, never.alpha) == (17, 17, [0.0])
 
 
+def table(tokens: np.ndarray, confidence: float = 0.5) -> Table:
+    return Table(tokens, np.full(tokens.shape, confidence, np.float32))
+
+
 def test_a_perfect_and_a_useless_drafter() -> None:
     tokens = np.arange(100, 160, dtype=np.uint16)
     rollout = Rollout("chat", tokens, 20, 0.0, 0)
     places = np.arange(21, 60)[:, None] + np.arange(3)
     perfect = 100 + places.astype(np.int64)
-    (everything,) = [report([rollout], [perfect], [1, 3], 0.1)["all"]]
+    everything = report([rollout], [table(perfect)], [1, 3], 0.1)["all"]
     assert everything["drafter"]["alpha"] == [1, 1, 1]
     assert everything["drafter"]["tau"] == pytest.approx({"1": 39 / 20, "3": 39 / 10})
     assert everything["drafter"]["alpha_everywhere"] == 1
     assert everything["drafter"]["speed_up"] == pytest.approx(3.9 / (1 + 0.1 * 3))
     assert everything["drafter"]["speed_up_depth"] == 3
     assert everything["lookup"]["speed_up"] == 1
-    assert set(report([rollout], [perfect], [1], 0.1)) == {"all", "low repetition", "chat"}
-    assert report([rollout], [perfect * 0], [3], 0.1)["all"]["drafter"]["tau"] == {"3": 1}
+    assert set(report([rollout], [table(perfect)], [1], 0.1)) == {"all", "low repetition", "chat"}
+    assert report([rollout], [table(perfect * 0)], [3], 0.1)["all"]["drafter"]["tau"] == {"3": 1}
+
+
+def test_reliability_counts_what_was_reached() -> None:
+    tokens = np.arange(100, 112, dtype=np.uint16)
+    rollout = Rollout("chat", tokens, 5, 0.0, 0)  # six places behind the prompt's own token
+    proposed = 100 + np.arange(6, 12)[:, None] + np.arange(2)
+    proposed[:3, 0] = 0  # wrong at half of the places: their second step is never reached
+    found = reliability([rollout], [table(proposed, 0.31)])
+    assert found[0] == [{"confidence": pytest.approx(0.31), "accepted": 0.5, "count": 6}]
+    assert found[1] == [{"confidence": pytest.approx(0.31), "accepted": 1.0, "count": 2}]
 
 
 def test_lookup_copies_what_followed_last_time() -> None:
@@ -65,7 +81,7 @@ def test_lookup_copies_what_followed_last_time() -> None:
     assert propose(10, 3) == ([4, 8, 1], 0)  # behind the latest 1 2
     assert propose(6, 5) == ([3, 9, 1, 2], 0)  # no further than the text goes
     assert propose(4, 3) == ([], 0)  # 9 is new
-    both = either(propose, from_table(np.array([[5, 6], [7, 8]]), 2))
+    both = either(propose, from_table(table(np.array([[5, 6], [7, 8]])), 2))
     assert both(4, 2) == ([7, 8], 2)
     assert both(6, 2) == ([3, 9], 0)
 

@@ -37,6 +37,16 @@ class Draft(NamedTuple):
     steps: int
 
 
+class Table(NamedTuple):
+    """What a drafter proposes: row i is for the first answer_start + i + 1 tokens of a rollout.
+
+    ``tokens`` int64 [chains, depth]; ``confidence`` [chains, depth] in the likeliest token of each step.
+    """
+
+    tokens: NDArray[np.int64]
+    confidence: NDArray[np.float32]
+
+
 # What to draft, at most so many tokens, behind the first i tokens of a rollout.
 Propose = Callable[[int, int], Draft]
 
@@ -197,9 +207,9 @@ class Acceptance:
             place += emitted
 
 
-def from_table(table: NDArray[np.int64], answer_start: int) -> Propose:
-    """Proposals of a drafter: row i of ``table`` [chains, depth] is for answer_start + i + 1 tokens."""
-    rows: list[list[int]] = table.tolist()
+def from_table(table: Table, answer_start: int) -> Propose:
+    """Proposals of a drafter."""
+    rows: list[list[int]] = table.tokens.tolist()
     return lambda place, most: Draft(rows[place - answer_start - 1][:most], most)
 
 
@@ -246,14 +256,14 @@ def groups(rollouts: Sequence[Rollout]) -> Iterator[tuple[str, list[int]]]:
 
 def report(
     rollouts: Sequence[Rollout],
-    tables: Sequence[NDArray[np.int64]],
+    tables: Sequence[Table],
     depths: Sequence[int],
     cost: float,
 ) -> dict[str, dict[str, dict[str, object]]]:
     """Acceptance by group and method (``drafter``, ``lookup``, ``union``: lookup of 2-grams and longer, else
     the drafter).
 
-    ``tables``: of the drafter, one a rollout (``from_table``); ``cost``: of a draft step, as share of a step
+    ``tables``: of the drafter, one a rollout; ``cost``: of a draft step, as share of a step
     of the target. Each entry has rollouts, tau by depth, alpha by position at the largest depth,
     ``alpha_everywhere`` (the first proposal, at every place of the text) and the best speed-up
     tau / (1 + cost · draft steps a round) with its depth; lookup takes no draft steps.
@@ -305,6 +315,35 @@ def _measure(
         "speed_up": speed[best],
         "speed_up_depth": best,
     }
+
+
+def reliability(
+    rollouts: Sequence[Rollout], tables: Sequence[Table], bins: int = 10
+) -> list[list[dict[str, float]]]:
+    """For each draft step, where all steps before it were right: proposals by confidence, in ``bins`` equal
+    ranges. Each has its mean ``confidence``, the share that was ``accepted``, and ``count``; empty ones are
+    left out."""
+    depth = tables[0].tokens.shape[1]
+    sure: list[list[float]] = [[] for _ in range(depth)]
+    right: list[list[bool]] = [[] for _ in range(depth)]
+    for rollout, table in zip(rollouts, tables, strict=True):
+        text = rollout.tokens[rollout.answer_start + 1 :].astype(np.int64)
+        for place in range(len(text)):
+            for step in range(min(depth, len(text) - place)):
+                sure[step].append(float(table.confidence[place, step]))
+                right[step].append(bool(table.tokens[place, step] == text[place + step]))
+                if not right[step][-1]:
+                    break
+    return [_binned(np.array(c), np.array(r), bins) for c, r in zip(sure, right, strict=True)]
+
+
+def _binned(sure: NDArray[np.float64], right: NDArray[np.bool_], bins: int) -> list[dict[str, float]]:
+    ranges = np.minimum((sure * bins).astype(int), bins - 1)
+    return [
+        {"confidence": sure[inside].mean(), "accepted": right[inside].mean(), "count": int(inside.sum())}
+        for inside in (ranges == i for i in range(bins))
+        if inside.any()
+    ]
 
 
 def noise(seed: int, position: int, ids: NDArray[np.uint64]) -> NDArray[np.float64]:

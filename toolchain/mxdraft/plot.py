@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,17 @@ from matplotlib.figure import Figure
 
 from mxdraft.files import replacing
 
+_FEWEST = 10  # proposals that make a point of the reliability diagram
 Results = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
+Reliability = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 
 
-def plot_acceptance(results: Results, path: Path) -> None:
-    """Tokens a round by draft length, and acceptance by task, of what ``mxdraft.acceptance.report`` found for
-    each drafter; the suffix of ``path`` says in which format."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    by_length, by_task = figure.subplots(1, 2)
+def plot_acceptance(results: Results, calibrations: Reliability, path: Path) -> None:
+    """Tokens a round by draft length, acceptance by task, and the reliability diagram, of what ``report`` and
+    ``reliability`` of mxdraft.acceptance found for each drafter; the suffix of ``path`` says in which format.
+    """
+    figure = Figure(figsize=(16, 4.5), layout="constrained")
+    by_length, by_task, diagram = figure.subplots(1, 3)
     for drafter, by_group in results.items():
         for group, style in (("all", "-"), ("low repetition", "--")):
             for method, marker in (("drafter", "o"), ("lookup", "x"), ("union", "s")):
@@ -40,5 +43,13 @@ def plot_acceptance(results: Results, path: Path) -> None:
     by_task.set(xlabel="first draft token accepted, everywhere in the text")
     by_task.invert_yaxis()
     by_task.legend()
+    diagram.plot([0, 1], [0, 1], "k:", linewidth=1)
+    for drafter, steps in calibrations.items():
+        for step, bins in enumerate(steps[:3], start=1):
+            points = [(b["confidence"], b["accepted"]) for b in bins if b["count"] >= _FEWEST]
+            if points:
+                diagram.plot(*zip(*points, strict=True), "o-", label=f"{drafter}, draft token {step}")
+    diagram.set(xlabel="confidence", ylabel="share accepted")
+    diagram.legend(fontsize="x-small")
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)

@@ -208,7 +208,7 @@ def acceptance(
     """
     import torch
 
-    from mxdraft.acceptance import read_prompts, report, write_rollouts
+    from mxdraft.acceptance import read_prompts, reliability, report, write_rollouts
     from mxdraft.bundle import Bundle
     from mxdraft.drafter import draft_cost, load_drafter
     from mxdraft.qat.draft_table import draft_tables, rollout_features
@@ -227,7 +227,7 @@ def acceptance(
         rollouts = write_rollouts(model, asked, kept, temperature, tokens, progress=tell)
     opened = Bundle.open(Path(bundle))
     target = base_target(opened)
-    results = {}
+    results, calibrations = {}, {}
     for name, path in named.items():
         drafter = load_drafter(path, target.config)
         layers = "-".join(map(str, drafter.feature_layers))
@@ -235,17 +235,21 @@ def acceptance(
             target, drafter.feature_layers, rollouts, kept.with_name(f"{kept.stem}-{layers}.npy")
         )
         ids = torch.from_numpy(drafter.draft_ids.astype("int64"))
-        tables = draft_tables(restored(drafter, target.config), ids, features, rollouts, depth)
+        network = restored(drafter, target.config)
+        tables = draft_tables(network, ids, drafter.calibration, features, rollouts, depth)
+        calibrations[name] = reliability(rollouts, tables)
         results[name] = report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
         _emit_acceptance(name, results[name])
     if json_path:
         facts = {"temperature": temperature, "tokens": tokens, "bundle": bundle, "prompts": len(rollouts)}
         with replacing(json_path) as file:
-            file.write(json.dumps({"results": results, **facts}, indent=1).encode())
+            file.write(
+                json.dumps({"results": results, "reliability": calibrations, **facts}, indent=1).encode()
+            )
     if plot_path:
         from mxdraft.plot import plot_acceptance
 
-        plot_acceptance(results, plot_path)
+        plot_acceptance(results, calibrations, plot_path)
 
 
 def _named(drafter: str) -> tuple[str, Path]:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from mxdraft.acceptance import Rollout, noise
-from mxdraft.qat.draft_train import extra_rows
+from mxdraft.acceptance import Rollout, Table, noise
+from mxdraft.qat.draft_train import confidence, extra_rows
 from mxdraft.qat.drafter import Drafter
 from mxdraft.qat.features import Features
 from mxdraft.qat.model import Llama
@@ -33,13 +32,19 @@ def rollout_features(
 
 @torch.inference_mode()
 def draft_tables(
-    drafter: Drafter, ids: Tensor, features: Features, rollouts: Sequence[Rollout], depth: int
-) -> list[NDArray[np.int64]]:
-    """Token ids [chains, depth] of each rollout, as ``mxdraft.acceptance.from_table`` reads them.
+    drafter: Drafter,
+    ids: Tensor,
+    calibration: Sequence[tuple[float, float]],
+    features: Features,
+    rollouts: Sequence[Rollout],
+    depth: int,
+) -> list[Table]:
+    """The table of each rollout.
 
-    ``ids``: the draft vocabulary. A step is given the text itself up to its place, as it would be if all
-    steps before it were accepted. For a sampled rollout it draws with the rollout's own noise. All tokens of
-    the context have head rows here; the runtime keeps the latest 512.
+    ``ids``: the draft vocabulary; ``calibration``: see ``mxdraft.drafter.Drafter``. A step is given the text
+    itself up to its place, as it would be if all steps before it were accepted. For a sampled rollout it
+    draws with the rollout's own noise. All tokens of the context have head rows here; the runtime keeps the
+    latest 512.
     """
     tables = []
     for number, rollout in enumerate(rollouts):
@@ -50,13 +55,14 @@ def draft_tables(
         head = features.target.head[candidates]
         chains = torch.arange(rollout.answer_start - 1, len(rollout.tokens) - 1)
         barred = F.pad(first[0] > (chains + 1)[:, None], (len(ids), 0))
-        columns = []
+        columns, sure = [], []
         for step, hidden in enumerate(read, start=1):
             logits = (hidden[0, chains] @ head.T).masked_fill(barred, -torch.inf)
+            sure.append(confidence(logits, *calibration[min(step, len(calibration)) - 1]))
             if rollout.temperature:
                 logits = logits / rollout.temperature - _log_noise(rollout, candidates, chains + step + 1)
             columns.append(candidates[logits.argmax(-1)])
-        tables.append(torch.stack(columns, 1).numpy())
+        tables.append(Table(torch.stack(columns, 1).numpy(), torch.stack(sure, 1).numpy()))
     return tables
 
 

@@ -87,6 +87,8 @@ class DraftTrainer(Run):
             raise UsageError(f"{len(self.training)} documents to train are fewer than ridge = {recipe.ridge}")
         self.features = self._features(corpora, progress)
         self.groups = self._groups(self.training)
+        if min(map(len, self.groups)) < self.processes:
+            raise UsageError(f"a batch of {recipe.batch} tokens holds fewer than {self.processes} documents")
         self.model: Drafter = _ARCHITECTURES[recipe.architecture](config, len(recipe.feature_layers))
         self.model.to(self.device)
         answers = [torch.from_numpy(self._answer(i).astype(np.int64)) for i in self.training]
@@ -108,18 +110,16 @@ class DraftTrainer(Run):
             self._quantize()
         batch = self._batch(self.step)[self.rank :: self.processes]
         loss = torch.zeros((), device=self.device)
-        count = torch.zeros((), device=self.device)
         self.optimizer.zero_grad()
-        if batch:
-            depth = sum(self.step >= start for start in recipe.unroll_at)
-            with self.compute():
-                steps = self.rows(batch, depth)
-            weights = [recipe.unroll_decay**j for j in range(depth)]
-            for weight, rows in zip(weights, steps, strict=True):
-                loss = loss + weight / sum(weights) * soft_cross_entropy(rows.wanted, rows.given.float())
-            count += len(steps[0].wanted)
-            loss.backward()
-            loss = loss.detach()
+        depth = sum(self.step >= start for start in recipe.unroll_at)
+        with self.compute():
+            steps = self.rows(batch, depth)
+        weights = [recipe.unroll_decay**j for j in range(depth)]
+        for weight, rows in zip(weights, steps, strict=True):
+            loss = loss + weight / sum(weights) * soft_cross_entropy(rows.wanted, rows.given.float())
+        count = torch.tensor(float(len(steps[0].wanted)), device=self.device)
+        loss.backward()
+        loss = loss.detach()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         self.sum_over_processes([loss, count, *gradients])
         for gradient in gradients:
