@@ -21,6 +21,9 @@ typedef struct emulated_bytes {
     uint8_t u8[16];
 } emulated_bytes;
 
+/* Inlined into the unrolled loops of the kernel they would take minutes to compile. */
+#define NOINLINE __attribute__((noinline))
+
 #define EACH(n, statement)                 \
     do {                                   \
         for (int i = 0; i < (n); i++) statement; \
@@ -28,7 +31,7 @@ typedef struct emulated_bytes {
     } while (0)
 
 #define DEFINE(name, parameters, n, statement)   \
-    static inline emulated emulated_##name parameters { \
+    static NOINLINE emulated emulated_##name parameters { \
         emulated r;                              \
         EACH(n, statement);                      \
     }
@@ -54,19 +57,19 @@ DEFINE(dpbusd, (emulated sum, emulated a, emulated b), 16,
        r.i32[i] = sum.i32[i] + a.u8[4 * i] * b.i8[4 * i] + a.u8[4 * i + 1] * b.i8[4 * i + 1] +
                   a.u8[4 * i + 2] * b.i8[4 * i + 2] + a.u8[4 * i + 3] * b.i8[4 * i + 3])
 
-static inline emulated emulated_load(const void *p) {
+static NOINLINE emulated emulated_load(const void *p) {
     emulated r;
     memcpy(&r, p, sizeof r);
     return r;
 }
 
-static inline emulated_bytes emulated_load_bytes(const void *p) {
+static NOINLINE emulated_bytes emulated_load_bytes(const void *p) {
     emulated_bytes r;
     memcpy(&r, p, sizeof r);
     return r;
 }
 
-static inline void emulated_store(float *p, emulated a) {
+static NOINLINE void emulated_store(float *p, emulated a) {
     memcpy(p, &a, sizeof a);
 }
 
