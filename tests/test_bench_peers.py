@@ -66,8 +66,8 @@ class Recorder:
         assert (len(ids), sequences, steps) == (SMALL.prompt, SMALL.sequences, SMALL.steps)
         return self._call("batch")
 
-    def generate(self, ids: list[int], tokens: int, ngram: bool) -> Generation:
-        raise AssertionError((ids, tokens, ngram))
+    def generate(self, ids: list[int], tokens: int, drafts: bool) -> Generation:
+        raise AssertionError((ids, tokens, drafts))
 
 
 def test_both_take_turns_and_the_first_round_is_dropped() -> None:
@@ -109,7 +109,8 @@ def test_report(source: tuple[Path, Path], fake: None, tmp_path: Path) -> None: 
     }
     assert (tmp_path / "llama.cpp.log").read_text(encoding="utf-8").startswith("warning")
     generated = report["prompts"]
-    assert list(generated) == [OURS, THEIRS, f"{THEIRS} n-gram"]
+    assert list(generated) == [OURS, f"{OURS} drafting", THEIRS, f"{THEIRS} n-gram"]
+    assert generated[OURS]["tokens"] == generated[f"{OURS} drafting"]["tokens"]
     assert generated[THEIRS]["tokens"] == generated[f"{THEIRS} n-gram"]["tokens"] == 2 * 39
     assert generated[THEIRS]["tokens_per_step"] == 1 < generated[f"{THEIRS} n-gram"]["tokens_per_step"]
 
@@ -126,8 +127,8 @@ def test_drafts_change_the_steps_and_not_the_tokens(fake: None, tmp_path: Path) 
     (tmp_path / "weights").write_bytes(b"the weights")
     with Theirs(PYTHON, tmp_path / "weights", tmp_path, 1, 200) as theirs:
         for prompt in ([1, 2, 3], list(range(20)), [5] * 9):
-            plain = theirs.generate(prompt, 60, ngram=False)
-            drafted = theirs.generate(prompt, 60, ngram=True)
+            plain = theirs.generate(prompt, 60, drafts=False)
+            drafted = theirs.generate(prompt, 60, drafts=True)
             assert drafted.tokens == plain.tokens
             assert len(plain.tokens) == plain.steps == 59
             assert drafted.steps < plain.steps
@@ -144,7 +145,7 @@ def test_ours_measures_what_it_says(source: tuple[Path, Path]) -> None:
         assert again > 0
         lengths = [len(sequence.tokens) for sequence in ours._batch]
         assert lengths == [10 + 5] * 3
-        made = ours.generate(ids, 8, ngram=False)
+        made = ours.generate(ids, 8, drafts=False)
         assert len(made.tokens) == made.steps <= 7
 
 

@@ -38,7 +38,7 @@ class Peer(Protocol):
 
     def batch(self, ids: list[int], sequences: int, steps: int) -> float: ...
 
-    def generate(self, ids: list[int], tokens: int, ngram: bool) -> Generation: ...
+    def generate(self, ids: list[int], tokens: int, drafts: bool) -> Generation: ...
 
 
 Samples = dict[str, dict[str, list[float]]]
@@ -87,21 +87,26 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 
 def measure_prompts(peers: dict[str, Peer], prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Greedy text behind real prompts: plain decoding of both, and llama.cpp with n-gram drafts.
+    """Greedy text behind real prompts: both peers without and with their drafts, in turns.
 
-    Tokens a second are those of all prompts; ``tokens_per_step`` is what a step of the target gives.
+    Tokens a second are those of all prompts, and their median; ``tokens_per_step``: what a step of the target
+    gives.
     """
     modes: dict[str, tuple[Peer, bool]] = {
         OURS: (peers[OURS], False),
+        f"{OURS} drafting": (peers[OURS], True),
         THEIRS: (peers[THEIRS], False),
         f"{THEIRS} n-gram": (peers[THEIRS], True),
     }
     done: dict[str, list[Generation]] = {mode: [] for mode in modes}
-    for prompt in prompts:
-        for mode, (peer, ngram) in modes.items():
-            done[mode].append(peer.generate(prompt, tokens, ngram))
+    for i, prompt in enumerate(prompts):
+        order = list(modes)[i % len(modes) :] + list(modes)[: i % len(modes)]
+        for mode in order:
+            peer, drafts = modes[mode]
+            done[mode].append(peer.generate(prompt, tokens, drafts))
     return {
         mode: {
+            "median_tok_per_s": statistics.median(len(one.tokens) / one.seconds for one in made),
             "tok_per_s": sum(len(one.tokens) for one in made) / sum(one.seconds for one in made),
             "tokens_per_step": sum(len(one.tokens) for one in made) / sum(one.steps for one in made),
             "tokens": sum(len(one.tokens) for one in made),

@@ -14,7 +14,8 @@ class Ours:
         self._model = model
         self._precision = precision
         self._threads = threads
-        self._engine = Engine(model, ctx=ctx, threads=threads, precision=precision)
+        self._engine = Engine(model, ctx=ctx, threads=threads, precision=precision, draft="off")
+        self._drafting: Engine | None = None
         self._batch: list[Sequence] = []
 
     def prefill(self, ids: list[int]) -> float:
@@ -33,6 +34,7 @@ class Ours:
                 threads=self._threads,
                 precision=self._precision,
                 max_seqs=sequences,
+                draft="off",
             )
             self._batch = [Sequence(engine, max_tokens=steps + 1, ignore_eos=True) for _ in range(sequences)]
             for sequence in self._batch:
@@ -46,13 +48,18 @@ class Ours:
             self._batch[0].engine.step(self._batch)
         return sequences * float(self._batch[0].stats["decode_tok_per_s"])
 
-    def generate(self, ids: list[int], tokens: int, ngram: bool) -> Generation:
-        if ngram:
-            raise ValueError("this version has no drafter")
-        with Sequence(self._engine, max_tokens=tokens) as sequence:
+    def generate(self, ids: list[int], tokens: int, drafts: bool) -> Generation:
+        with Sequence(self._drafter() if drafts else self._engine, max_tokens=tokens) as sequence:
             made = [token for piece in sequence.generate(ids) for token in piece.ids]
             stats = sequence.stats
         return Generation(made[1:], int(stats["steps"]), float(stats["decode_s"]))
+
+    def _drafter(self) -> Engine:
+        if self._drafting is None:
+            plan = self._engine.plan
+            self._drafting = Engine(self._model, plan.ctx, plan.threads, plan.precision)
+            self._drafting.measure_costs()
+        return self._drafting
 
     def _run(self, ids: list[int], tokens: int) -> dict[str, float]:
         with Sequence(self._engine, max_tokens=tokens, ignore_eos=True) as sequence:

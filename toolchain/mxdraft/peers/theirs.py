@@ -43,8 +43,8 @@ class Theirs:
     def batch(self, ids: list[int], sequences: int, steps: int) -> float:
         return sequences * steps / float(self._call("batch", ids=ids, sequences=sequences, steps=steps))
 
-    def generate(self, ids: list[int], tokens: int, ngram: bool) -> Generation:
-        return Generation(*self._call("generate", ids=ids, tokens=tokens, ngram=ngram))
+    def generate(self, ids: list[int], tokens: int, drafts: bool) -> Generation:
+        return Generation(*self._call("generate", ids=ids, tokens=tokens, ngram=drafts))
 
     def close(self) -> None:
         """End the process."""
