@@ -7,7 +7,7 @@ PROMPT ?= Explain in a few sentences why the sky is blue.
 VENV    := .venv
 MXDRAFT := $(VENV)/bin/mxdraft
 BUNDLE  := build/$(MODEL).mxb
-DELTA   ?= # e.g. models/smollm2-135m/qat.delta: a base plane that was trained
+DELTA   ?= $(wildcard models/$(MODEL)/qat.delta) # the trained base plane; empty: rounded weights
 # Only from the command line: some shells have HOST in their environment, for this machine.
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
