@@ -7,9 +7,10 @@ PROMPT ?= Explain in a few sentences why the sky is blue.
 VENV    := .venv
 MXDRAFT := $(VENV)/bin/mxdraft
 BUNDLE  := build/$(MODEL).mxb
-TEXT    ?= $(wildcard models/$(MODEL)/teacher_text.npz) # what the n-gram table for drafting is counted in
-DELTA   ?= # e.g. models/smollm2-135m/qat.delta: a base plane that was trained
-DRAFTER ?= # e.g. models/smollm2-135m/drafter.npz: a drafter for it
+# The trained base plane (empty: rounded weights), the drafter for it, and the text that the n-gram table counts.
+DELTA   ?= $(wildcard models/$(MODEL)/qat.delta)
+DRAFTER ?= $(if $(strip $(DELTA)),$(wildcard models/$(MODEL)/drafter.npz))
+TEXT    ?= $(wildcard models/$(MODEL)/teacher_text.npz)
 # Only from the command line: some shells have HOST in their environment, for this machine.
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
