@@ -36,6 +36,9 @@ typedef struct mxd_policy {
         float accepted, tried;
     } kind[MXD_KINDS];
     uint32_t idle, patience; /* steps in a row that verified nothing of what was proposed; how many until one tries */
+    double plain;            /* measured seconds of a step of one row, without any drafting */
+    double saved;            /* seconds that a step with the trained drafter saves, lately */
+    uint32_t model_steps, model_pause; /* steps that this is of; steps for which the drafter pauses */
 } mxd_policy;
 
 void mxd_policy_init(mxd_policy *p);
@@ -50,6 +53,11 @@ int mxd_policy_deepens(const mxd_policy *p, float path, size_t rows);
 /* How many tokens base precision should draft for full precision, up to `most`: 0 if the proposal as it is yields more
  * tokens a second. */
 uint32_t mxd_policy_base_length(const mxd_policy *p, const mxd_proposal *d, size_t most);
+/* What a decode step of one sequence really took, drafting included, and how many tokens it made. `model`: whether the
+ * trained drafter was asked. */
+void mxd_policy_observe(mxd_policy *p, size_t rows, double seconds, size_t tokens, int model);
+/* Whether the trained drafter should guess: not for a while after its steps took longer than plain ones would have. */
+int mxd_policy_asks_model(const mxd_policy *p);
 /* Append a node to a proposal and return its index; parent as in mxd_proposal. */
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind);
 /* Cut the proposals of n sequences down to what one step should verify beside `rows` rows that run anyway, at most

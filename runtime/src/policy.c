@@ -4,7 +4,7 @@
 #include "draft.h"
 #include "engine.h"
 
-enum { COST_ROWS = 16, PATIENCE = 8, MAX_PATIENCE = 128 };
+enum { COST_ROWS = 16, PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 24, MODEL_PAUSE = 96 };
 
 /* Weight of the first guess, and of all evidence: older evidence fades, so that a change of text is noticed. */
 static const float PRIOR_WEIGHT = 2, MEMORY = 48;
@@ -28,7 +28,26 @@ void mxd_policy_init(mxd_policy *p) {
 
 void mxd_policy_set_costs(mxd_policy *p, const mxd_costs *costs) {
     p->costs = *costs;
+    p->plain = costs->step[1];
     p->measured = 1;
+}
+
+void mxd_policy_observe(mxd_policy *p, size_t rows, double seconds, size_t tokens, int model) {
+    const double share = 0.05; /* of a new value in a moving average */
+    if (p->model_pause > 0) p->model_pause--;
+    if (!p->measured || rows > COST_ROWS) return;
+    double *cost = &p->costs.step[rows], limit = 2 * *cost; /* a step that waited for the machine counts twice at most */
+    *cost += share * ((seconds < limit ? seconds : limit) - *cost);
+    if (!model) return;
+    p->saved += 2 * share * ((double)tokens * p->plain - seconds - p->saved);
+    if (++p->model_steps < MODEL_TRIAL || p->saved >= 0) return;
+    p->model_steps = 0;
+    p->model_pause = MODEL_PAUSE;
+    p->saved = 0;
+}
+
+int mxd_policy_asks_model(const mxd_policy *p) {
+    return p->model_pause == 0;
 }
 
 double mxd_policy_step_cost(const mxd_policy *p, size_t rows) {

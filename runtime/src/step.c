@@ -19,6 +19,7 @@ typedef struct step {
     part parts[MXD_MAX_SEQS];
     size_t count;
     double draft_s, verify_s, sample_s;
+    int asked_model; /* the trained drafter had guesses to verify or to deepen */
 } step;
 
 static int runs(const mxd_seq *s) {
@@ -126,20 +127,23 @@ static void graft(mxd_proposal *tree, const mxd_proposal *chain) {
 }
 
 /* The engine's own drafters, for sequences that may draft up to most[i] tokens: look-up, which costs nothing, and the
- * trained drafter, unless look-up is sure of itself. */
-static void ask_drafters(mxd_engine *g, mxd_seq *const *seqs, const size_t *most, size_t n, size_t rows) {
+ * trained drafter, unless look-up is sure of itself. Returns whether the latter had a guess. */
+static int ask_drafters(mxd_engine *g, mxd_seq *const *seqs, const size_t *most, size_t n, size_t rows) {
     const mxd_ngram_table *table = g->model->has_ngrams ? &g->model->ngrams : NULL;
     mxd_proposal found[MXD_MAX_SEQS];
     size_t left[MXD_MAX_SEQS];
+    int asked_model = 0;
     for (size_t i = 0; i < n; i++) {
         found[i].count = 0;
         if (g->draft != MXD_DRAFT_MODEL)
             mxd_ngram_propose(table, &g->policy, seqs[i]->tokens, seqs[i]->token_count, most[i], &found[i]);
         left[i] = found[i].count > 0 && found[i].path[0] > SURE ? 0 : most[i];
+        asked_model |= left[i] > 0 && g->features && seqs[i]->guess_count > 0;
     }
     if (g->features) mxd_draft_model_propose(g, seqs, left, n, rows);
     for (size_t i = 0; i < n; i++) graft(&seqs[i]->proposal, &found[i]);
     if (g->precision && n == 1 && g->draft == MXD_DRAFT_AUTO) mxd_draft_base(g, seqs[0], most[0]);
+    return asked_model;
 }
 
 static mxd_status propose(step *t, mxd_error *err) {
@@ -163,7 +167,7 @@ static mxd_status propose(step *t, mxd_error *err) {
         else drafting[asked] = s, most[asked++] = limit;
         proposals[n++] = &s->proposal;
     }
-    if (!status) ask_drafters(g, drafting, most, asked, rows);
+    if (!status) t->asked_model = ask_drafters(g, drafting, most, asked, rows);
     size_t room = g->max_rows - rows;
     if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
     if (n > 0 && !status) mxd_policy_choose(&g->policy, proposals, n, rows, room, g->draft_min);
@@ -347,13 +351,18 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     }
     if (status) return status;
     t.verify_s = mxd_now() - before;
+    size_t verified = g->row_count;
     choose_all(&t);
     if (g->features) {
         before = mxd_now();
         follow(&t);
         t.draft_s += mxd_now() - before;
     }
-    for (size_t i = 0; i < t.count; i++) account(&t, &t.parts[i], mxd_now() - start);
+    double seconds = mxd_now() - start;
+    for (size_t i = 0; i < t.count; i++) account(&t, &t.parts[i], seconds);
+    if (t.count == 1 && t.parts[0].decoding)
+        mxd_policy_observe(&g->policy, verified, seconds, t.parts[0].seq->token_count - t.parts[0].seq->output_from,
+                           t.asked_model);
     return MXD_OK;
 }
 
