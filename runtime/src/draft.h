@@ -38,7 +38,7 @@ typedef struct mxd_policy {
     uint32_t idle, patience; /* steps in a row that verified nothing of what was proposed; how many until one tries */
     double plain;            /* measured seconds of a step of one row, without any drafting */
     double saved;            /* seconds that a step with the trained drafter saves, lately */
-    uint32_t model_steps, model_pause; /* steps that this is of; steps for which the drafter pauses */
+    uint32_t model_steps, model_pause; /* steps that this is of; steps for which the drafter still pauses */
 } mxd_policy;
 
 void mxd_policy_init(mxd_policy *p);
@@ -56,7 +56,8 @@ uint32_t mxd_policy_base_length(const mxd_policy *p, const mxd_proposal *d, size
 /* What a decode step of one sequence really took, drafting included, and how many tokens it made. `model`: whether the
  * trained drafter was asked. */
 void mxd_policy_observe(mxd_policy *p, size_t rows, double seconds, size_t tokens, int model);
-/* Whether the trained drafter should guess: not for a while after its steps took longer than plain ones would have. */
+/* Whether the trained drafter should guess: after its steps took longer than plain ones would have, it leaves the
+ * sequences that run, and pauses for a while. */
 int mxd_policy_asks_model(const mxd_policy *p);
 /* Append a node to a proposal and return its index; parent as in mxd_proposal. */
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind);

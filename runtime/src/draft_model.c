@@ -193,16 +193,17 @@ static void add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t t
 
 void mxd_draft_model_follow(mxd_engine *g, mxd_seq *const *seqs, const uint32_t *const *step_rows, const size_t *counts,
                             size_t n) {
-    int asks = g->draft_min > 0 || mxd_policy_asks_model(&g->policy);
+    int pauses = g->draft_min == 0 && !mxd_policy_asks_model(&g->policy);
     g->row_count = g->outcome_count = g->side_used = 0;
     for (size_t i = 0; i < n; i++) {
         mxd_seq *s = seqs[i];
         s->guess_count = 0;
-        if (s->draft_done + counts[i] != s->done) continue; /* it missed some positions: no drafting any more */
+        if (pauses) continue; /* for good: the positions of this step will be missing */
+        if (s->draft_done + counts[i] != s->done) continue; /* it missed some positions: it drafts no more */
         for (size_t k = 0; k < counts[i] && s->draft_done + 1 < s->token_count; k++, s->draft_done++) {
             g->feature_row[g->row_count] = step_rows[i][k];
             int newest = s->draft_done + 2 == s->token_count;
-            add_row(g, s, s->draft_done, s->tokens[s->draft_done + 1], asks && newest);
+            add_row(g, s, s->draft_done, s->tokens[s->draft_done + 1], newest);
         }
         learn_context(g, s);
     }
