@@ -7,16 +7,14 @@
 #ifndef MXD_EMULATED_AVX512
 #include <immintrin.h>
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define INLINE AVX512 static inline __attribute__((always_inline))
+/* Loops over registers: the compiler must not keep arrays of them in memory. */
+#define UNROLL _Pragma("GCC unroll 8")
 #endif
 #include <string.h>
 
-#define INLINE AVX512 static inline __attribute__((always_inline))
-
 enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
 enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
-/* Loops over registers: the compiler must not keep arrays of them in memory. */
-#define UNROLL _Pragma("GCC unroll 8")
-
 enum { UNITS = 8, GROUP_ROWS = 32, PREFETCH = 2048 };
 
 /* A block as unsigned bytes: w + 12 or w + 128. w[i]: columns 4i .. 4i+3 of 16 rows. */
