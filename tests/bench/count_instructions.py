@@ -32,7 +32,7 @@ def run_plugin(source: str, cpu: str, command: list[str]) -> str:
 def count(binary: str, bundle: str, cpu: str, precision: str, prompt: str, tokens: int) -> int:
     """Instructions of a whole ``generate`` with one thread."""
     command = [binary, "generate", "-m", bundle, "--raw", "-p", prompt, "-n", str(tokens), "-t", "1"]
-    command += ["--precision", precision, "--ignore-eos"]
+    command += ["--draft", "off", "--precision", precision, "--ignore-eos"]
     return int(run_plugin("icount.c", cpu, command).rsplit("instructions ", 1)[1])
 
 
