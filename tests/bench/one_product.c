@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < rows * blocks * MXD_BLOCK; i++) x[i] = (float)(rand() % 256);
     mxd_act act = {.q = random_bytes(rows * blocks * MXD_BLOCK),
                    .s = random_bytes(rows * blocks * sizeof(float)),
-                   .sum = random_bytes(rows * blocks * sizeof(int32_t))};
+                   .bias = random_bytes(rows * blocks * 2 * sizeof(int16_t))};
     kernels.quantize(x, blocks * MXD_BLOCK, rows, blocks * MXD_BLOCK, &act);
     const uint8_t *weights =
         random_bytes(tiles * blocks * (size_t)(is_mxfp4 ? MXD_MXFP4_BLOCK_BYTES : MXD_MXINT8_BLOCK_BYTES));
