@@ -133,7 +133,7 @@ def test_relations_between_measures(bundle: Path) -> None:
     assert full["bytes_per_token"] > base["bytes_per_token"] > 500_000
     with (
         Model(bundle) as model,
-        Engine(model, precision="base", threads=1) as engine,
+        Engine(model, precision="base", threads=1, draft="off") as engine,
         TokenSequence(engine, max_tokens=5, ignore_eos=True) as sequence,
     ):
         list(sequence.generate(range(20)))

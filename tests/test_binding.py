@@ -226,16 +226,18 @@ def test_model_facts(bundle: Path) -> None:
         info = model.info
         assert (info.hidden, info.layers, info.vocab) == (config.hidden, config.layers, config.vocab)
         assert (info.has_residual, info.bos, info.path) == (True, 1, str(bundle))
+        assert (info.has_drafter, info.has_ngrams) == (False, False)
         assert info.file_bytes == bundle.stat().st_size
         assert '"source": "fixture T, seed 0"' in info.provenance
         assert model.is_special(1)
         assert not model.is_special(3)
         assert model.decode(model.encode("漢 don't")) == "漢 don't".encode()
-        small, large = model.plan(ctx=16), model.plan(ctx=256, max_seqs=4, max_rows=8, precision="base")
+        small = model.plan(ctx=16, draft="off")
+        large = model.plan(ctx=256, max_seqs=4, max_rows=8, precision="base", draft="off")
         assert large.kv_cache == 64 * small.kv_cache
         assert large.total == large.weights + large.kv_cache + large.activations + large.sequences
         assert (large.ctx, large.precision, small.precision) == (256, "base", "full")
-        with Engine(model, ctx=16) as engine:
+        with Engine(model, ctx=16, draft="off") as engine:
             assert engine.plan.kv_cache == small.kv_cache
             assert engine.plan.threads == default_threads()
     assert version() == "0.1.0"

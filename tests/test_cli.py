@@ -223,8 +223,8 @@ def test_verify_needs_every_bit(bundle: Path, bare: Path) -> None:
 
 def test_info(bundle: Path, bare: Path) -> None:
     for path, precisions in (
-        (bundle, b"precisions base full\nbos 1\n"),
-        (bare, b"precisions base\nbos none\n"),
+        (bundle, b"precisions base full\ndrafters lookup\nbos 1\n"),
+        (bare, b"precisions base\ndrafters lookup\nbos none\n"),
     ):
         c, python = (
             # The plan tells the memory that is free at this moment.
