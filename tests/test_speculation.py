@@ -388,7 +388,7 @@ stop_places = st.tuples(st.integers(0, 60), st.integers(1, 7), st.booleans())
     ignore_eos=st.booleans(),
     places=st.lists(stop_places, max_size=2),
     more=st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=4),
-    cut=st.integers(0, CONTEXT),
+    cut=st.integers(0, CONTEXT - 2),
 )
 def test_any_end_is_that_of_plain_decoding(
     drafting: Model,
@@ -776,11 +776,10 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("sampling", ["greedy", "top_p", "min_p"])
+@pytest.mark.parametrize(("sampling", "threads"), [("greedy", 1), ("greedy", 4), ("top_p", 1), ("min_p", 2)])
 def test_drafter_like_its_target_is_nearly_always_right(copied: Model, sampling: str, threads: int) -> None:
     changes = SAMPLINGS[sampling] | {"repeat_penalty": 1.0}
-    together: dict[str, Any] = {"prompts": LONG_PROMPTS, "tokens": 40, "threads": threads}
+    together: dict[str, Any] = {"prompts": LONG_PROMPTS, "tokens": 30, "threads": threads}
     expected = run_together(copied, changes, **together).outcomes
     for length in (0, 1, 4, 8):
         run = run_together(copied, changes, "model", length, **together)
