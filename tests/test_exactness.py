@@ -242,7 +242,7 @@ def drafting_bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
     with Model(tiny_bundle) as model:
         for precision in ("base", "full"):
             with (
-                Engine(model, draft="off", threads=1, precision=precision) as engine,  # type: ignore[arg-type]
+                Engine(model, draft="off", threads=1, precision=precision) as engine,
                 Sequence(engine, max_tokens=16, ignore_eos=True) as sequence,
             ):
                 for _ in sequence.generate(model.encode("The small boat")):
