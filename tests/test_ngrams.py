@@ -167,7 +167,7 @@ def test_table_is_packed_beside_what_stays_the_same(tmp_path: Path) -> None:
         with Model(path) as model:
             found = []
             for precision in ("base", "full"):
-                with Engine(model, precision=precision, threads=1) as engine:  # type: ignore[arg-type]
+                with Engine(model, precision=precision, threads=1) as engine:
                     found.append(engine.verify().digest)
         return found[0], found[1]
 

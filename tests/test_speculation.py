@@ -277,17 +277,16 @@ def test_drafts_change_nothing(drafting: Model, plain: Plain, drafter: str, thre
         for sampling, length in product(SAMPLINGS, lengths)
     }
     for sampling in SAMPLINGS:
-        total = Run(
-            [], *(sum(run[i] for key, run in runs.items() if key[0] == sampling) for i in range(1, 5))
-        )
+        those = [run for (name, _), run in runs.items() if name == sampling]
+        accepted = sum(run.accepted for run in those)
         if drafter == "evil":
-            assert total.accepted == 0
+            assert accepted == 0
         elif drafter == "oracle":
-            assert total.accepted == total.drafted
+            assert accepted == sum(run.drafted for run in those)
         else:
-            assert total.accepted > {"model": 0, "ngram": 20, "auto": 20}.get(drafter, 300)
+            assert accepted > {"model": 0, "ngram": 20, "auto": 20}.get(drafter, 300)
         if drafter == "tree":
-            assert total.beside > 50
+            assert sum(run.beside for run in those) > 50
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -388,7 +387,7 @@ stop_places = st.tuples(st.integers(0, 60), st.integers(1, 7), st.booleans())
     ignore_eos=st.booleans(),
     places=st.lists(stop_places, max_size=2),
     more=st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=4),
-    cut=st.integers(0, CONTEXT),
+    cut=st.integers(0, CONTEXT - 2),
 )
 def test_any_end_is_that_of_plain_decoding(
     drafting: Model,
@@ -732,7 +731,9 @@ def test_drafted_token_that_makes_values_overflow_is_dropped(tmp_path: Path) -> 
 # ---- the trained drafter ----
 
 
-def _drafter(target: Checkpoint, ids: NDArray[np.uint32], features: int = 1, **weights: Any) -> Drafter:
+def _drafter(
+    target: Checkpoint, ids: NDArray[np.uint32], weights: dict[str, Any], features: int = 1
+) -> Drafter:
     """A drafter of ones and zeros, but for ``weights`` by name, that reads behind the last layers."""
     planes, norms = {}, {}
     for name, dtype, shape in required_draft_tensors(target.config, features, len(ids)):
@@ -771,16 +772,15 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     hidden = target.config.hidden
     passing = np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], axis=1).astype(np.float32)
     weights = target.tensors | {"input_proj.weight": passing}
-    drafter = _drafter(target, np.arange(496, dtype=np.uint32), **weights)
+    drafter = _drafter(target, np.arange(496, dtype=np.uint32), weights)
     with Model(_with_drafter(tmp_path_factory.mktemp("copied"), target, drafter)) as model:
         yield model
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("sampling", ["greedy", "top_p", "min_p"])
+@pytest.mark.parametrize(("sampling", "threads"), [("greedy", 1), ("greedy", 4), ("top_p", 1), ("min_p", 2)])
 def test_drafter_like_its_target_is_nearly_always_right(copied: Model, sampling: str, threads: int) -> None:
     changes = SAMPLINGS[sampling] | {"repeat_penalty": 1.0}
-    together: dict[str, Any] = {"prompts": LONG_PROMPTS, "tokens": 40, "threads": threads}
+    together: dict[str, Any] = {"prompts": LONG_PROMPTS, "tokens": 30, "threads": threads}
     expected = run_together(copied, changes, **together).outcomes
     for length in (0, 1, 4, 8):
         run = run_together(copied, changes, "model", length, **together)
@@ -820,7 +820,7 @@ def test_drafter_reads_the_features_of_its_own_rows(tmp_path: Path) -> None:
         "feature_proj.weight": np.concatenate([zero, unit], axis=1),
         "input_proj.weight": np.concatenate([zero, unit], axis=1),
     }
-    drafter = _drafter(target, np.arange(0, 480, 10, dtype=np.uint32), features=2, **weights)
+    drafter = _drafter(target, np.arange(0, 480, 10, dtype=np.uint32), weights, features=2)
     with (
         Model(_with_drafter(tmp_path, target, drafter)) as model,
         Engine(model, threads=2, max_seqs=8, max_rows=64, draft="model", draft_max=4, draft_min=4) as engine,
@@ -879,7 +879,13 @@ def test_drafts_of_base_precision_change_nothing(drafting: Model, plain: Plain, 
 
 def test_costs_are_measured_once_for_each_kind_of_engine(drafting: Model, tmp_path: Path) -> None:
     options: dict[str, Any] = {"ctx": 128, "threads": 1, "precision": "base", "draft": "auto"}
-    others = [{"threads": 2}, {"precision": "full"}, {"draft": "ngram"}, {"max_rows": 4}, {"ctx": 64}]
+    others: list[dict[str, Any]] = [
+        {"threads": 2},
+        {"precision": "full"},
+        {"draft": "ngram"},
+        {"max_rows": 4},
+        {"ctx": 64},
+    ]
     with Engine(drafting, **options) as engine:
         assert engine.step_costs == pytest.approx([1 + 0.1 * n for n in range(16)])
         assert not engine.load_costs(tmp_path)
@@ -952,7 +958,9 @@ def test_nothing_reads_what_rejected_rows_left(tmp_path: Path) -> None:
     library = compile_c(
         native("gnu.2.28"),
         tmp_path / "libmxdraft.so",
-        *("-DMXD_DEBUG", "-shared", "-fPIC", *sources("library"), "-lm"),
+        *("-DMXD_DEBUG", "-shared", "-fPIC"),
+        *sources("library"),
+        "-lm",
     )
     chosen = "change_nothing and -1 and (tree or random or auto) or any_end or nearly_always or share_steps"
     done = subprocess.run(

@@ -18,7 +18,8 @@ import pytest
 from mxdraft.checkpoint import TokenizerSpec
 from mxdraft.checkpoint.gguf_file import load_gguf
 from mxdraft.errors import BundleError
-from mxdraft.fetch import default_cache, known_models
+from mxdraft.fetch import known_models
+from mxdraft.files import default_cache
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
 SOURCES = [RUNTIME / "src" / name for name in ("tokenizer.c", "chat.c", "utf8.c", "status.c")]

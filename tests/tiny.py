@@ -25,6 +25,7 @@ from mxdraft.bundle import (
     MXFP4T,
     Bundle,
     BundleWriter,
+    Config,
     required_draft_tensors,
 )
 from mxdraft.checkpoint import (
@@ -103,7 +104,9 @@ def checkpoint(seed: int = 0, pre_tokenizer: PreTokenizer = "smollm", **override
     )
 
 
-def drafter(config: ModelConfig, seed: int = 1, feature_layers: tuple[int, ...] = (1, 2, 4)) -> Drafter:
+def drafter(
+    config: Config | ModelConfig, seed: int = 1, feature_layers: tuple[int, ...] = (1, 2, 4)
+) -> Drafter:
     """A drafter of fixture T with seeded weights, whose guesses are worth nothing."""
     raw = np.random.PCG64(seed)
     ids = np.arange(48, dtype=np.uint32) * np.uint32(10) + np.uint32(3)
