@@ -283,10 +283,13 @@ def test_foreign_and_damaged_drafters_are_refused(
         load_drafter(path, target.config)
 
 
-def test_the_shipped_recipe_reads() -> None:
-    recipe = read_recipe(Path(__file__).parents[1] / "models" / "smollm2-135m" / "drafter.toml", DraftRecipe)
+@pytest.mark.parametrize("name", ["drafter.toml", "drafter-gpu.toml"])
+def test_the_shipped_recipes_read(name: str) -> None:
+    folder = Path(__file__).parents[1] / "models" / "smollm2-135m"
+    recipe = read_recipe(folder / name, DraftRecipe)
     assert recipe.architecture == "fused"
     assert recipe.quantize_at < recipe.steps
+    assert all((folder / text).exists() for text in recipe.texts)
 
 
 def test_evaluate_acceptance(
