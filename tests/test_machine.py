@@ -51,13 +51,13 @@ def test_plan_grows_with_the_context_and_the_sequences(bundle: Path) -> None:
     with Model(bundle) as model:
         info = model.info
         position = info.layers * 2 * info.kv_heads * info.head_dim * 2
-        small, large = (model.plan(ctx=ctx, threads=3, max_seqs=2) for ctx in (64, 192))
+        small, large = (model.plan(ctx=ctx, threads=3, max_seqs=2, draft="off") for ctx in (64, 192))
         assert large.kv_cache == 2 * 192 * position
         group = info.heads // info.kv_heads
         assert large.activations - small.activations == 3 * group * 128 * 4  # attention scores of each thread
         assert large.sequences - small.sequences == 2 * 128 * 4  # token ids
         assert large.weights == small.weights
-        assert model.plan(ctx=64, max_rows=512).activations > small.activations
+        assert model.plan(ctx=64, max_rows=512, draft="off").activations > small.activations
         assert model.plan(precision="full").weights > model.plan(precision="base").weights
         assert model.plan().ctx == 256  # the model's maximum is less than 2048
 

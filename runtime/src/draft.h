@@ -30,13 +30,14 @@ typedef struct mxd_proposal {
 /* ---- policy.c: what pays ---- */
 
 typedef struct mxd_policy {
-    mxd_costs costs;
-    int measured; /* the costs are this machine's */
+    mxd_costs costs; /* corrected by what steps take beside one of one row */
+    int measured;    /* the costs are this machine's */
     struct {
         float accepted, tried;
     } kind[MXD_KINDS];
     uint32_t idle, patience; /* steps in a row that verified nothing of what was proposed; how many until one tries */
-    double plain;            /* measured seconds of a step of one row, without any drafting */
+    double measured_step[17]; /* the costs of steps as they were measured, without any drafting */
+    double pace;             /* seconds of a step of one row, lately, by those measured */
     double saved;            /* seconds that a step with the trained drafter saves, lately */
     uint32_t model_steps, model_pause; /* steps that this is of; steps for which the drafter still pauses */
 } mxd_policy;

@@ -1,5 +1,6 @@
 /* How many drafted tokens a step verifies: as many as make the most of its time, by estimates of both. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "draft.h"
 #include "engine.h"
@@ -28,18 +29,31 @@ void mxd_policy_init(mxd_policy *p) {
 
 void mxd_policy_set_costs(mxd_policy *p, const mxd_costs *costs) {
     p->costs = *costs;
-    p->plain = costs->step[1];
+    memcpy(p->measured_step, costs->step, sizeof p->measured_step);
+    p->pace = 1;
     p->measured = 1;
+}
+
+static double clamp(double x, double least, double most) {
+    return x < least ? least : x > most ? most : x;
 }
 
 void mxd_policy_observe(mxd_policy *p, size_t rows, double seconds, size_t tokens, int model) {
     const double share = 0.05; /* of a new value in a moving average */
     if (p->model_pause > 0) p->model_pause--;
     if (!p->measured || rows > COST_ROWS) return;
-    double *cost = &p->costs.step[rows], limit = 2 * *cost; /* a step that waited for the machine counts twice at most */
-    *cost += share * ((seconds < limit ? seconds : limit) - *cost);
+    /* Steps of one row tell how fast the machine is now; the others may turn out dearer beside them than measured, never
+     * cheaper: else a cost that is wrong could keep the steps away that would tell. */
+    const double *measured = p->measured_step;
+    if (rows == 1) {
+        p->pace += share * (clamp(seconds / measured[1], 0.5, 2) - p->pace);
+    } else {
+        double *cost = p->costs.step;
+        cost[rows] += share * (measured[rows] * clamp(seconds / (measured[rows] * p->pace), 1, 2) - cost[rows]);
+        for (size_t r = rows + 1; r <= COST_ROWS && cost[r] < cost[rows]; r++) cost[r] = cost[rows];
+    }
     if (!model) return;
-    p->saved += 2 * share * ((double)tokens * p->plain - seconds - p->saved);
+    p->saved += 2 * share * ((double)tokens * p->measured_step[1] - seconds - p->saved);
     if (++p->model_steps < MODEL_TRIAL || p->saved >= 0) return;
     p->model_steps = 0;
     p->model_pause = MODEL_PAUSE;

@@ -199,8 +199,8 @@ static double decoded(const mxd_stats *t) {
 void mxd_seq_get_stats(const mxd_seq *s, mxd_stats *out) {
     const mxd_policy *p = &s->engine->policy;
     *out = s->stats;
-    out->expected_gain = ratio(s->expected_tokens, s->expected_s) * (p->measured ? p->plain : 1);
-    out->gain = p->measured ? ratio(decoded(out), out->decode_s) * p->plain : 0;
+    out->expected_gain = ratio(s->expected_tokens, s->expected_s) * (p->measured ? p->measured_step[1] : 1);
+    out->gain = p->measured ? ratio(decoded(out), out->decode_s) * p->measured_step[1] : 0;
     out->peak_rss_bytes = mxd_peak_rss();
 }
 
