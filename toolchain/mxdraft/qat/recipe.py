@@ -26,11 +26,7 @@ class Schedule:
     beta1: float
     beta2: float
     gradient_clip: float  # largest norm of the whole gradient
-    latent_clip: float  # largest magnitude of a latent if ``reach`` is 0
-    reach: float  # how far an element may lie from its weight (start.within_reach); 0: anywhere
-    dampen: (
-        float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
-    )
+    latent_clip: float  # largest magnitude of a latent
     seed: int
     log_every: int
     evaluate_every: int
@@ -57,6 +53,7 @@ class Recipe(Schedule):
     calibration: int  # windows that ``compensate`` looks at
     int8_activations: bool
     batch: int  # windows a step, over all processes
+    reach: float  # instead of latent_clip, how far an element may lie from its weight (start.within_reach); 0: off
     dampen: (
         float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
     )
