@@ -53,7 +53,7 @@ class Recipe(Schedule):
     calibration: int  # windows that ``compensate`` looks at
     int8_activations: bool
     batch: int  # windows a step, over all processes
-    reach: float  # instead of latent_clip, how far an element may lie from its weight (start.within_reach); 0: off
+    reach: float  # how far an element may lie from its weight (start.within_reach); 0: to latent_clip
     dampen: (
         float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
     )
