@@ -276,7 +276,8 @@ def drafting(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cheap(drafting: Path, tmp_path: Path) -> dict[str, str]:
-    """An environment whose cache says that verifying costs nothing, so that all drafts pay."""
+    """An environment whose cache says that verifying costs nothing, so that all drafts pay. Steps of 100 s:
+    no real one takes longer, so the programs have nothing to correct and draft alike."""
     env = {"MXDRAFT_CACHE": str(tmp_path / "new" / "cache")}
     (tmp_path / "new").mkdir()
     for draft in ("ngram", "model"):
@@ -290,7 +291,7 @@ def cheap(drafting: Path, tmp_path: Path) -> dict[str, str]:
     files = list((tmp_path / "new" / "cache").iterdir())
     assert len(files) == 2
     for file in files:
-        file.write_text("1000 " * 16 + "0.1 0\n", encoding="ascii")
+        file.write_text("100000000 " * 16 + "0.1 0\n", encoding="ascii")
     return env
 
 

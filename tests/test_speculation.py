@@ -202,7 +202,8 @@ def run_together(
 
 
 def set_costs(engine: Engine, row: float, base: float = 0.0) -> None:
-    """Let each further row, and a step at base precision, cost so many steps."""
+    """Let each further row, and a step at base precision, cost so many steps. A step of one second: no real one
+    takes longer, so the engine has nothing to correct."""
     library = load()
     costs = library.ffi.new("mxd_costs *", {"step": [1 + row * (n - 1) for n in range(17)], "base": base})
     library.lib.mxd_engine_set_costs(engine._pointer, costs)
@@ -997,5 +998,5 @@ def test_verifying_trees_has_no_data_race(drafting: Model, tmp_path: Path) -> No
             report = done.stderr.decode("utf-8", "replace")
             assert (done.returncode, "ThreadSanitizer" in report) == (0, False), report
             for file in (tmp_path / "cache").iterdir():
-                file.write_text("1000 " * 16 + "0.1 0\n", encoding="ascii")
+                file.write_text("100000000 " * 16 + "0.1 0\n", encoding="ascii")
         assert json.loads(report.splitlines()[-1])["drafted"] > 8
