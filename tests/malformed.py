@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
 
 from mxdraft.bundle import (
     ALIGNMENT,
@@ -25,8 +25,10 @@ from mxdraft.bundle import (
     Config,
     TensorEntry,
 )
+from mxdraft.errors import BundleError
 
 Case: TypeAlias = tuple[str, bytes, str]
+T = TypeVar("T")
 
 REQUIRED = ("target.config", "target.tensors", "target.shared", "target.base", "tokenizer", "provenance")
 
@@ -109,6 +111,25 @@ def drafter_cases(good: bytes) -> Iterator[Case]:
     ids = parsed.tensors["draft.weights", "draft_ids"]
     for name, position, value in (("equal", 4, 3), ("descending", 4, 2), ("beyond", ids.length - 4, 500)):
         yield f"draft_ids_{name}", lie("draft.weights", ids.offset + position, _u32(value)), "DRAFT"
+
+
+def wrong_verdicts(
+    lies: Iterable[tuple[str, T, str]], readers: Sequence[Callable[[T], object]]
+) -> tuple[list[str], int]:
+    """Where the readers do not all give a lie its verdict, and how many lies there were."""
+    wrong, count = [], 0
+    for name, bundle, expected in lies:
+        count += 1
+        found = []
+        for read in readers:
+            try:
+                read(bundle)
+                found.append("accepted")
+            except BundleError as error:
+                found.append(error.verdict)
+        if found != [expected] * len(readers):
+            wrong.append(f"{name}: {', '.join(found)}, not {expected}")
+    return wrong, count
 
 
 def sections_of(bundle: bytes) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from malformed import build, cases, drafter_cases, patch, reseal_table, sections_of
+from malformed import build, cases, drafter_cases, patch, reseal_table, sections_of, wrong_verdicts
 from mxdraft.bundle import (
     ALIGNMENT,
     HEADER,
@@ -59,31 +59,14 @@ def test_sections_follow_each_other_at_multiples_of_64_kib(good):
 
 
 def test_every_lie_gets_its_verdict(good):
-    wrong, count = [], 0
-    for name, data, expected in cases(good):
-        count += 1
-        try:
-            Bundle(data)
-            found = "accepted"
-        except BundleError as error:
-            found = error.verdict
-        if found != expected:
-            wrong.append(f"{name}: {found}, not {expected}")
+    wrong, count = wrong_verdicts(cases(good), [Bundle])
     assert wrong == []
     assert count > 250
 
 
 def test_every_lie_about_a_drafter_gets_its_verdict(good):
-    wrong, count = [], 0
-    for name, data, expected in drafter_cases(tiny.with_drafter(good, tiny.drafter(Bundle(good).config))):
-        count += 1
-        try:
-            Bundle(data)
-            found = "accepted"
-        except BundleError as error:
-            found = error.verdict
-        if found != expected:
-            wrong.append(f"{name}: {found}, not {expected}")
+    drafting = tiny.with_drafter(good, tiny.drafter(Bundle(good).config))
+    wrong, count = wrong_verdicts(drafter_cases(drafting), [Bundle])
     assert wrong == []
     assert count > 60
 

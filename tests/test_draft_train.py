@@ -142,8 +142,8 @@ def test_two_processes_train_as_one(
     folder: Path, target, tmp_path: Path, quantize_at: int, peak: float
 ) -> None:
     """Gradients are summed in another order, which Adam turns into steps where there are next to none; the
-    mean difference stays below a third of one. In f32 and in MXFP4 apart: between them each block's exponent is
-    chosen, and of weights that are next to nothing the last bits choose it."""
+    mean difference stays below a third of one. In f32 and in MXFP4 apart: between them each block gets its
+    exponent, which the last bits choose where weights are next to nothing."""
     recipe = replace(RECIPE, quantize_at=quantize_at)
     (tmp_path / "two").mkdir()
     torch.multiprocessing.spawn(train_as_process, (recipe, tmp_path / "two", folder), nprocs=2)
