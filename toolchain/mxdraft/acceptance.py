@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from mxdraft.corpus import repetition
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import replacing
+from mxdraft.npz import reading_npz
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as RuntimeSequence
 
@@ -145,13 +145,10 @@ def _save(path: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def _load(path: Path, expected: Sequence[tuple[str, list[int], int]], temperature: float) -> list[Rollout]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            tokens, offsets = file["tokens"].astype(np.uint16), file["offsets"]
-            texts = [tokens[a:b] for a, b in pairwise(offsets)]
-            temperatures = set(file["temperature"].tolist())
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise RefusedError(f"{path} holds no rollouts: {error}") from error
+    with reading_npz(path, "file of rollouts") as arrays:
+        tokens, offsets = arrays["tokens"].astype(np.uint16), arrays["offsets"]
+        texts = [tokens[a:b] for a, b in pairwise(offsets)]
+        temperatures = set(arrays["temperature"].tolist())
     same = len(texts) == len(expected) and temperatures == {temperature}
     if not same or any(t[: len(ids)].tolist() != ids for t, (_, ids, _) in zip(texts, expected, strict=True)):
         raise RefusedError(f"{path} holds rollouts of other prompts; remove it")

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft.errors import RefusedError, UsageError
+from mxdraft.errors import UsageError
 from mxdraft.files import replacing
+from mxdraft.npz import reading_npz
 from mxdraft.runtime import Engine, Model, Sequence
 
 LANES = 48  # sequences side by side
@@ -80,9 +80,7 @@ class Corpus:
     @classmethod
     def load(cls, path: Path) -> Corpus:
         """Read a file that ``save`` wrote; one without numbers counts from 0. Raises RefusedError."""
-        try:
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                arrays = dict(file)
+        with reading_npz(path, "corpus") as arrays:
             tokens, offsets = arrays["tokens"].astype(np.uint16), arrays["offsets"].tolist()
             numbers = arrays.get("document", np.arange(len(offsets) - 1)).tolist()
             documents = {
@@ -97,8 +95,6 @@ class Corpus:
                 )
             }
             return cls(documents, set(arrays.get("dropped", np.empty(0, np.int64)).tolist()))
-        except (OSError, ValueError, KeyError, BadZipFile) as error:
-            raise RefusedError(f"{path} is no corpus: {error}") from error
 
 
 def repetition(tokens: NDArray[np.integer]) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +29,9 @@ from mxdraft.bundle import (
     tensor_nbytes,
 )
 from mxdraft.checkpoint import ModelConfig
-from mxdraft.errors import RefusedError
 from mxdraft.files import replacing
 from mxdraft.mx import BLOCK, MXTensor
+from mxdraft.npz import reading_npz
 from mxdraft.tiles import to_tiles
 
 
@@ -73,9 +72,7 @@ def save_drafter(path: Path, drafter: Drafter) -> None:
 
 def load_drafter(path: Path, config: ModelConfig) -> Drafter:
     """Read a file of ``save_drafter`` that shall fit a target of ``config``. Raises RefusedError."""
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = dict(file)
+    with reading_npz(path, "drafter of such a model") as arrays:
         header = json.loads(arrays["header"].tobytes())
         layers = tuple(int(layer) for layer in header["feature_layers"])
         calibration = tuple((float(i), float(r)) for i, r in header["calibration"])
@@ -90,9 +87,7 @@ def load_drafter(path: Path, config: ModelConfig) -> Drafter:
             elif dtype == F32:
                 _check_array(name, arrays[name], np.float32, (columns,))
                 norms[name] = arrays[name]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
-        raise RefusedError(f"{path} is no drafter of such a model: {error}") from error
-    return Drafter(layers, planes, norms, ids, calibration, header["source_sha256"], header["meta"])
+        return Drafter(layers, planes, norms, ids, calibration, header["source_sha256"], header["meta"])
 
 
 def draft_sections(

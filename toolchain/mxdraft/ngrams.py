@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zipfile
-import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxdraft.errors import BundleError, RefusedError
+from mxdraft.npz import reading_npz
 
 ENTRIES = (4096, 49152)  # most entries with one and with two tokens of context
 _LEAST_COUNT = 2
 _LEAST_CHANCE = 0.25
-# What numpy raises of a file that is missing, damaged, or something else.
-_NO_ARCHIVE = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error)
 Ids = NDArray[np.uint32]
 
 
@@ -27,11 +24,8 @@ def read_documents(path: Path, vocab: int) -> list[Ids]:
 
     Raises RefusedError if it is none, or has a token outside the vocabulary.
     """
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            tokens, offsets = archive["tokens"], archive["offsets"]
-    except _NO_ARCHIVE as error:
-        raise RefusedError(f"{path} is no text (.npz with 'tokens' and 'offsets'): {error}") from error
+    with reading_npz(path, "text (.npz with 'tokens' and 'offsets')") as arrays:
+        tokens, offsets = arrays["tokens"], arrays["offsets"]
     if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (tokens, offsets)):
         raise RefusedError(f"{path}: its tokens and offsets are not lists of whole numbers")
     bounds = [int(offset) for offset in offsets]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mxdraft.errors import RefusedError
+from mxdraft.npz import reading_npz
 from mxdraft.qat.model import Llama
 
 
@@ -20,11 +21,8 @@ def read_windows(path: Path, context: int, vocab: int) -> NDArray[np.int64]:
     The documents follow each other and are cut every ``context`` tokens. A window may span documents:
     teacher and student read the same, so what the student is asked for is still what the teacher says there.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            tokens = archive["tokens"].astype(np.int64)
-    except (OSError, ValueError, KeyError) as error:
-        raise RefusedError(f"{path} is no teacher text (an .npz with an array 'tokens'): {error}") from error
+    with reading_npz(path, "teacher text (an .npz with an array 'tokens')") as arrays:
+        tokens = arrays["tokens"].astype(np.int64)
     count = tokens.size // context
     if tokens.ndim != 1 or count == 0:
         raise RefusedError(f"{path}: {tokens.size} tokens do not fill a window of {context}")
