@@ -1,20 +1,8 @@
-/* A plugin for qemu-user: counts the guest's executed instructions and prints the number when it ends. The prototypes
- * are those of QEMU's plugin interface, version 1, which Debian's package has no header for. */
-#include <stddef.h>
-#include <stdint.h>
+/* A plugin for qemu-user: counts the guest's executed instructions and prints the number when it ends. */
 #include <stdio.h>
 
-typedef uint64_t plugin_id;
-struct qemu_plugin_tb;
+#include "qemu_plugin.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
-void qemu_plugin_register_vcpu_tb_trans_cb(plugin_id, void (*)(plugin_id, struct qemu_plugin_tb *));
-void qemu_plugin_register_vcpu_tb_exec_inline(struct qemu_plugin_tb *, int op, void *counter, uint64_t add);
-void qemu_plugin_register_atexit_cb(plugin_id, void (*)(plugin_id, void *), void *);
-size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *);
-
-EXPORT int qemu_plugin_version = 1;
 static uint64_t executed;
 
 static void on_translate(plugin_id id, struct qemu_plugin_tb *block) {
@@ -26,13 +14,4 @@ static void on_exit_print(plugin_id id, void *data) {
     (void)id;
     (void)data;
     fprintf(stderr, "instructions %llu\n", (unsigned long long)executed);
-}
-
-EXPORT int qemu_plugin_install(plugin_id id, const void *info, int argc, char **argv) {
-    (void)info;
-    (void)argc;
-    (void)argv;
-    qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate);
-    qemu_plugin_register_atexit_cb(id, on_exit_print, NULL);
-    return 0;
 }
