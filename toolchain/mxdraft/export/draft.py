@@ -9,12 +9,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnx
@@ -33,6 +31,7 @@ from mxdraft.export.graph import (
     STEP_FILE,
     DataFile,
     Graph,
+    GraphMetadata,
     Metadata,
     initializer_names,
     write_file,
@@ -41,25 +40,15 @@ from mxdraft.files import replacing
 
 
 @dataclass(frozen=True)
-class DraftMetadata:
+class DraftMetadata(GraphMetadata):
     """What both graphs say about themselves; ``files``: SHA-256 of the data files, by name."""
 
-    config: ModelConfig
     feature_layers: list[int]
     vocab: int
     calibration: list[list[float]]
     source_sha256: str
     meta: dict[str, Any]
     files: dict[str, str]
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Raises ValueError, TypeError or KeyError if the text is none that ``to_json`` wrote."""
-        fields = json.loads(text)
-        return cls(**(fields | {"config": ModelConfig(**fields["config"])}))
 
 
 def export_drafter(drafter: Drafter, directory: Path) -> dict[str, Path]:

@@ -59,18 +59,10 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class Metadata:
-    """What a graph says about itself. ``recipe``: of the training that made the base plane, None if there was
-    none; ``files``: SHA-256 of every other file of the export, by name."""
+class GraphMetadata:
+    """What every graph says about itself, as JSON."""
 
     config: ModelConfig
-    precision: Precision
-    rule: Rule
-    recipe: dict[str, Any] | None
-    source: str
-    source_sha256: str
-    mxdraft_version: str
-    files: dict[str, str]
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -80,6 +72,20 @@ class Metadata:
         """Raises ValueError, TypeError or KeyError if the text is none that ``to_json`` wrote."""
         fields = json.loads(text)
         return cls(**(fields | {"config": ModelConfig(**fields["config"])}))
+
+
+@dataclass(frozen=True)
+class Metadata(GraphMetadata):
+    """What a target's graph says about itself. ``recipe``: of the training that made the base plane, None if there was
+    none; ``files``: SHA-256 of every other file of the export, by name."""
+
+    precision: Precision
+    rule: Rule
+    recipe: dict[str, Any] | None
+    source: str
+    source_sha256: str
+    mxdraft_version: str
+    files: dict[str, str]
 
 
 def initializer_names(name: str, plane: Plane | None) -> tuple[str, str]:
