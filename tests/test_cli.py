@@ -364,10 +364,11 @@ def test_cache_that_cannot_be_is_no_error(drafting: Path) -> None:
         {"MXDRAFT_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/dev/null/home"},
     ]
     texts = {run_both(*command, env=env).stdout for env in nowhere}
-    shell = ["env", "-u", "HOME", "-u", "MXDRAFT_CACHE", "-u", "XDG_CACHE_HOME", *C]
-    without = run(shell, *command)
-    assert b"measuring what steps cost" in without.stderr
-    assert {without.stdout} == texts
+    for shared in (["-u", "XDG_CACHE_HOME"], ["XDG_CACHE_HOME="]):
+        without = run(["env", "-u", "HOME", "-u", "MXDRAFT_CACHE", *shared, *C], *command)
+        assert b"measuring what steps cost" in without.stderr
+        assert {without.stdout} == texts
+        assert not Path("(null)").exists()
 
 
 # ---- refusals ----

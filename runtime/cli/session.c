@@ -34,15 +34,22 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
     return mxd_engine_open(out->model, &options, &out->engine, &error) ? fail_status(&error) : EXIT_DONE;
 }
 
+/* The value of an environment variable, NULL if it is unset or empty. */
+static const char *set_variable(const char *name) {
+    const char *value = getenv(name);
+    return value != NULL && *value != '\0' ? value : NULL;
+}
+
 /* $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache, made if it is not there; allocated, NULL: none. */
 static char *cache_directory(void) {
-    const char *own = getenv("MXDRAFT_CACHE"), *shared = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (own != NULL && *own != '\0') {
+    const char *own = set_variable("MXDRAFT_CACHE"), *shared = set_variable("XDG_CACHE_HOME");
+    const char *home = set_variable("HOME");
+    if (own != NULL) {
         mkdir(own, 0777);
         return format_text("%s", own);
     }
-    if (home == NULL && shared == NULL) return NULL;
-    char *parent = shared != NULL && *shared != '\0' ? format_text("%s", shared) : format_text("%s/.cache", home);
+    if (shared == NULL && home == NULL) return NULL;
+    char *parent = shared != NULL ? format_text("%s", shared) : format_text("%s/.cache", home);
     char *path = format_text("%s/mxdraft", parent);
     mkdir(parent, 0777); /* what cannot be made cannot be written either: the costs are measured each time */
     mkdir(path, 0777);

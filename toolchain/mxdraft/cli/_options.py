@@ -147,10 +147,11 @@ def open_engine(
 
 def know_costs(engine: Engine) -> None:
     """What steps cost on this machine, from the user's cache or measured now: draft lengths rest on it."""
-    cache = default_cache()
-    with contextlib.suppress(OSError):  # what cannot be kept is measured each time
+    cache = None
+    with contextlib.suppress(OSError, RuntimeError):  # no home; what cannot be kept is measured each time
+        cache = default_cache()
         cache.mkdir(parents=True, exist_ok=True)
-    if not engine.load_costs(cache):
+    if cache is None or not engine.load_costs(cache):
         note("mxdraft: note: first run of this kind: measuring what steps cost")
         engine.measure_costs(cache)
 
