@@ -199,7 +199,7 @@ INLINE void block_rows(int is_fp4, const uint8_t *block, const mxd_act *x, size_
     size_t r = 0;
 #define ROWS(n) some_rows(is_fp4, &w, x, nblocks, at + r * nblocks, n, digits, acc + r)
     for (; r + UNITS / digits <= R; r += UNITS / digits) ROWS(UNITS / digits);
-    if (R - r == 3) ROWS(3);
+    if (digits == 1 && R - r == 3) ROWS(3);
     else if (R - r == 2) ROWS(2);
     else if (R - r == 1) ROWS(1);
 #undef ROWS
