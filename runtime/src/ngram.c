@@ -1,13 +1,7 @@
 /* Drafting by look-up: what followed the same tokens before, here or in the text that the bundle's table counts. */
-#include <string.h>
-
-#include "draft.h"
+#include "bundle.h"
 
 enum { LONGEST_MATCH = 16, ORDERS = 2 };
-
-static uint32_t load_u32(const uint8_t *p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
 
 static int compare(const uint32_t *a, const uint32_t *b, uint32_t order) {
     for (uint32_t i = 0; i < order; i++)
@@ -20,7 +14,7 @@ mxd_status mxd_ngram_table_init(mxd_ngram_table *t, const uint8_t *section, size
     if (len < 8) return mxd_fail(err, MXD_BAD_DRAFT, "draft.ngrams has %zu bytes, not even its counts", len);
     size_t at = 8;
     for (uint32_t order = 1; order <= ORDERS; order++) {
-        uint32_t n = t->count[order - 1] = load_u32(section + 4 * (order - 1));
+        uint32_t n = t->count[order - 1] = mxd_load_u32(section + 4 * (order - 1));
         if (n > 1u << 24 || len - at < (size_t)n * (4 * order + 4))
             return mxd_fail(err, MXD_BAD_DRAFT, "draft.ngrams is too short for %u entries of order %u", n, order);
         const uint32_t *context = t->context[order - 1] = (const uint32_t *)(const void *)(section + at);

@@ -17,7 +17,7 @@ typedef struct part {
 typedef struct step {
     mxd_engine *g;
     part parts[MXD_MAX_SEQS];
-    size_t count;
+    size_t count, rows; /* rows: of the sequences' own tokens */
     double draft_s, verify_s, sample_s;
     int asked_model; /* the trained drafter had guesses to verify or to deepen */
 } step;
@@ -150,7 +150,7 @@ static mxd_status propose(step *t, mxd_error *err) {
     mxd_engine *g = t->g;
     mxd_proposal *proposals[MXD_MAX_SEQS];
     mxd_seq *drafting[MXD_MAX_SEQS];
-    size_t most[MXD_MAX_SEQS], n = 0, asked = 0, rows = 0, wanted = 0;
+    size_t most[MXD_MAX_SEQS], n = 0, asked = 0, wanted = 0;
     int sampled = 0;
     mxd_status status = MXD_OK;
     double start = mxd_now();
@@ -158,7 +158,6 @@ static mxd_status propose(step *t, mxd_error *err) {
         part *p = &t->parts[i];
         mxd_seq *s = p->seq;
         s->proposal.count = 0;
-        rows += p->rows;
         wanted += (size_t)p->reaches_end;
         sampled |= !mxd_is_greedy(&s->sampling);
         size_t limit = p->decoding && g->draft != MXD_DRAFT_OFF ? draft_limit(g, s) : 0;
@@ -167,10 +166,10 @@ static mxd_status propose(step *t, mxd_error *err) {
         else drafting[asked] = s, most[asked++] = limit;
         proposals[n++] = &s->proposal;
     }
-    if (!status) t->asked_model = ask_drafters(g, drafting, most, asked, rows);
-    size_t room = g->max_rows - rows;
+    if (!status) t->asked_model = ask_drafters(g, drafting, most, asked, t->rows);
+    size_t room = g->max_rows - t->rows;
     if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
-    if (n > 0 && !status) mxd_policy_choose(&g->policy, proposals, n, rows, room, g->draft_min);
+    if (n > 0 && !status) mxd_policy_choose(&g->policy, proposals, n, t->rows, room, g->draft_min);
     t->draft_s = mxd_now() - start;
     return status;
 }
@@ -189,6 +188,7 @@ static void divide(step *t, mxd_seq *const *seqs, size_t n) {
         if (!runs(s)) continue;
         size_t pending = s->token_count - s->done, more = pending - 1 < left ? pending - 1 : left;
         left -= more;
+        t->rows += 1 + more;
         t->parts[t->count++] = (part){
             .seq = s, .rows = 1 + more, .reaches_end = 1 + more == pending, .decoding = s->done >= s->prompt_end};
     }
@@ -339,11 +339,9 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     mxd_status status = propose(&t, err);
     if (status) return status;
     double before = mxd_now();
-    size_t rows = 0;
-    for (size_t i = 0; i < t.count; i++) rows += t.parts[i].rows;
     fill_rows(&t);
     status = mxd_forward(g, g->precision, err);
-    if (status == MXD_ERR_NUMERIC && g->row_count > rows) {
+    if (status == MXD_ERR_NUMERIC && g->row_count > t.rows) {
         /* The fault may be that of a wrong draft, which plain decoding would never meet. */
         for (size_t i = 0; i < t.count; i++) t.parts[i].seq->proposal.count = 0;
         fill_rows(&t);
