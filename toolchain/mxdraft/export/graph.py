@@ -76,7 +76,7 @@ class GraphMetadata:
 
 @dataclass(frozen=True)
 class Metadata(GraphMetadata):
-    """What a target's graph says about itself. ``recipe``: of the training that made the base plane, None if there was
+    """What a target's graph says. ``recipe``: of the training that made the base plane, None if there was
     none; ``files``: SHA-256 of every other file of the export, by name."""
 
     precision: Precision
