@@ -224,35 +224,9 @@ INLINE void tile_rows(int is_fp4, const uint8_t *base, const uint8_t *residual, 
             _mm256_storeu_ps(y + (m + r) * ldy + t * TILE + 8 * half, acc[r][half]);
 }
 
-/* Tile by tile: a tile's weights stay in the first-level cache for all rows. Few rows are constants, so that their
- * accumulators stay in registers. */
-INLINE void matmul(int is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                   const mxd_act *x, size_t rows, int digits, float *y, size_t ldy) {
-    for (size_t t = 0; t < ntiles; t++)
-        for (size_t m = 0, R; m < rows; m += R) {
-            R = rows - m < GROUP_ROWS ? rows - m : GROUP_ROWS;
-#define ROWS(n) tile_rows(is_fp4, base, residual, nblocks, t, x, m, n, digits, y, ldy)
-            if (R == 1) ROWS(1);
-            else if (R == 2) ROWS(2);
-            else if (R == 3 && digits == 1) ROWS(3);
-            else if (R == 4 && digits == 1) ROWS(4);
-            else ROWS(R);
-#undef ROWS
-        }
-}
-
-AVX2 static void mxd_matmul_mxfp4_avx2(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                                       const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    if (x->lo) matmul(1, base, residual, nblocks, ntiles, x, rows, 2, y, ldy);
-    else matmul(1, base, residual, nblocks, ntiles, x, rows, 1, y, ldy);
-}
-
-AVX2 static void mxd_matmul_mxint8_avx2(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                                        const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    (void)residual;
-    if (x->lo) matmul(0, base, NULL, nblocks, ntiles, x, rows, 2, y, ldy);
-    else matmul(0, base, NULL, nblocks, ntiles, x, rows, 1, y, ldy);
-}
+#define TARGET AVX2
+#define MATMUL(format) mxd_matmul_##format##_avx2
+#include "x86_matmul.h"
 
 AVX2 static float mxd_rmsnorm_avx2(const float *x, const float *w, size_t n, float eps, float *y) {
     __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
@@ -290,7 +264,7 @@ INLINE __m256 exp8(__m256 x) {
 }
 
 /* Query heads that share the conversion of keys and values, as far as registers go. */
-enum { HEADS = 3 };
+enum { HEADS = 3, LANES = 8 };
 
 INLINE __m256 load_f16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
@@ -354,27 +328,8 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
             _mm256_storeu_ps(out + (size_t)h * d + 8 * i, _mm256_mul_ps(acc[h][i], _mm256_set1_ps(inverse[h])));
 }
 
-INLINE void attend(const float *q, int heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                   float *scores, float *out) {
-    float inverse[HEADS];
-    score(q, heads, k, n, d, scale, scores);
-    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
-    size_t i = 0;
-    for (; i + 32 <= d; i += 32) mix(scores, inverse, heads, 4, v + i, n, d, out + i);
-    if (i < d) mix(scores, inverse, heads, 2, v + i, n, d, out + i);
-}
-
-AVX2 static void mxd_attention_avx2(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n,
-                                    size_t d, float scale, float *scores, float *out) {
-    if (d % 16) {
-        mxd_attention_ref(q, heads, k, v, n, d, scale, scores, out);
-        return;
-    }
-    for (; heads >= HEADS; heads -= HEADS, q += HEADS * d, out += HEADS * d)
-        attend(q, HEADS, k, v, n, d, scale, scores, out);
-    if (heads == 2) attend(q, 2, k, v, n, d, scale, scores, out);
-    if (heads == 1) attend(q, 1, k, v, n, d, scale, scores, out);
-}
+#define ATTENTION mxd_attention_avx2
+#include "attention.h"
 
 AVX2 static void mxd_silu_mul_avx2(const float *gate, const float *up, size_t n, float *out) {
     const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);

@@ -112,34 +112,9 @@ INLINE void tile_rows(int is_fp4, const uint8_t *base, const uint8_t *residual, 
     for (size_t r = 0; r < R; r++) _mm512_storeu_ps(y + (m + r) * ldy + t * TILE, acc[r]);
 }
 
-/* Tile by tile: a tile's weights stay in the first-level cache for all rows. Few rows are constants, so that their
- * accumulators stay in registers. */
-INLINE void matmul(int is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                   const mxd_act *x, size_t rows, int digits, float *y, size_t ldy) {
-    for (size_t t = 0; t < ntiles; t++)
-        for (size_t m = 0, R; m < rows; m += R) {
-            R = rows - m < GROUP_ROWS ? rows - m : GROUP_ROWS;
-#define ROWS(n) tile_rows(is_fp4, base, residual, nblocks, t, x, m, n, digits, y, ldy)
-            if (R == 1) ROWS(1);
-            else if (R == 2) ROWS(2);
-            else if (R == 4) ROWS(4);
-            else ROWS(R);
-#undef ROWS
-        }
-}
-
-AVX512 static void mxd_matmul_mxfp4_avx512(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                                           const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    if (x->lo) matmul(1, base, residual, nblocks, ntiles, x, rows, 2, y, ldy);
-    else matmul(1, base, residual, nblocks, ntiles, x, rows, 1, y, ldy);
-}
-
-AVX512 static void mxd_matmul_mxint8_avx512(const uint8_t *base, const uint8_t *residual, size_t nblocks,
-                                            size_t ntiles, const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    (void)residual;
-    if (x->lo) matmul(0, base, NULL, nblocks, ntiles, x, rows, 2, y, ldy);
-    else matmul(0, base, NULL, nblocks, ntiles, x, rows, 1, y, ldy);
-}
+#define TARGET AVX512
+#define MATMUL(format) mxd_matmul_##format##_avx512
+#include "x86_matmul.h"
 
 void mxd_kernels_init_avx512(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, avx512);

@@ -183,7 +183,7 @@ INLINE float32x4_t exp4(float32x4_t x) {
 }
 
 /* Query heads that share the conversion of keys and values, as far as registers go. */
-enum { HEADS = 3 };
+enum { HEADS = 3, LANES = 4 };
 
 INLINE float32x4_t load_f16(const uint16_t *p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
@@ -244,27 +244,8 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
             vst1q_f32(out + (size_t)h * d + 4 * (size_t)i, vmulq_n_f32(acc[h][i], inverse[h]));
 }
 
-INLINE void attend(const float *q, int heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale,
-                   float *scores, float *out) {
-    float inverse[HEADS];
-    score(q, heads, k, n, d, scale, scores);
-    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
-    size_t i = 0;
-    for (; i + 32 <= d; i += 32) mix(scores, inverse, heads, 8, v + i, n, d, out + i);
-    if (i < d) mix(scores, inverse, heads, 4, v + i, n, d, out + i);
-}
-
-static void mxd_attention_neon(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
-                               float scale, float *scores, float *out) {
-    if (d % 16) {
-        mxd_attention_ref(q, heads, k, v, n, d, scale, scores, out);
-        return;
-    }
-    for (; heads >= HEADS; heads -= HEADS, q += HEADS * d, out += HEADS * d)
-        attend(q, HEADS, k, v, n, d, scale, scores, out);
-    if (heads == 2) attend(q, 2, k, v, n, d, scale, scores, out);
-    if (heads == 1) attend(q, 1, k, v, n, d, scale, scores, out);
-}
+#define ATTENTION mxd_attention_neon
+#include "attention.h"
 
 static void mxd_silu_mul_neon(const float *gate, const float *up, size_t n, float *out) {
     for (size_t i = 0; i < n; i += 4) { /* n is a multiple of 32 */

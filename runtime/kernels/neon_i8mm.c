@@ -10,14 +10,14 @@ enum { FEW_UNITS = 4, UNITS = 4 };
 #include "neon_dotprod.h"
 
 /* Element j of every array: rows 2j and 2j+1 of the tile. */
-typedef struct paired_block {
+typedef struct decoded_block {
     float32x4_t scale[8]; /* of 2j, 2j+1, 2j, 2j+1, times the format's unit: exact */
     int8x16_t w[8][4];    /* 8 columns of row 2j, then of 2j+1; 4 times */
-} paired_block;
+} decoded_block;
 
 enum { STRIP = 16, VECTORS = 4 };
 
-INLINE TARGET void pair_block(elements form, const uint8_t *block, paired_block *out) {
+INLINE TARGET void decode_block(elements form, const uint8_t *block, decoded_block *out) {
     float32x4_t scale[4];
     load_scales(block, scale);
     UNROLL for (int v = 0; v < 4; v++) {
@@ -47,7 +47,7 @@ INLINE TARGET void pair_digits(const int8_t *a, const int8_t *b, int8x16_t out[4
 #define PAIR_DOT(d, q, w) __asm__ volatile("smmla %0.4s, %1.16b, %2.16b" : "+w"(d) : "w"(q), "w"(w))
 
 /* acc[p][j] of P pairs of activation rows `step` rows apart (0: a row with itself), tile rows 2*(j0+j), 2*(j0+j)+1. */
-INLINE TARGET void multiply_pairs(const paired_block *w, const some_rows *x, int P, size_t step, int digits, int j0,
+INLINE TARGET void multiply_pairs(const decoded_block *w, const some_rows *x, int P, size_t step, int digits, int j0,
                                   float32x4_t acc[2][VECTORS]) {
     int32x4_t d[2][2][VECTORS];
     int8x16_t q[2][2][4]; /* pair, digit */
@@ -76,7 +76,7 @@ INLINE TARGET void multiply_pairs(const paired_block *w, const some_rows *x, int
 }
 
 /* Add the products of P pairs of rows with a strip to their y, half a tile at a time. */
-INLINE TARGET void strip_pairs(const paired_block *strip, int planes, size_t blocks, some_rows first, int P,
+INLINE TARGET void strip_pairs(const decoded_block *strip, int planes, size_t blocks, some_rows first, int P,
                                size_t step, int digits, float *y, size_t ldy) {
     for (int j0 = 0; j0 < 8; j0 += VECTORS) {
         float32x4_t acc[2][VECTORS];
@@ -86,7 +86,7 @@ INLINE TARGET void strip_pairs(const paired_block *strip, int planes, size_t blo
                 acc[p][j] = vcombine_f32(vld1_f32(at), vld1_f32(at + step * ldy));
             }
         some_rows rows = first;
-        const paired_block *block = strip;
+        const decoded_block *block = strip;
         for (size_t b = 0; b < blocks; b++, next_block(&rows))
             UNROLL for (int p = 0; p < planes; p++, block++) multiply_pairs(block, &rows, P, step, digits, j0, acc);
         UNROLL for (int p = 0; p < P; p++)
@@ -98,28 +98,19 @@ INLINE TARGET void strip_pairs(const paired_block *strip, int planes, size_t blo
     }
 }
 
-INLINE TARGET void many_rows(elements form, const uint8_t *const tile[2], int planes, size_t nblocks, const mxd_act *x,
-                             size_t rows, int digits, float *y, size_t ldy) {
-    paired_block strip[STRIP];
-    for (size_t m = 0; m < rows; m++)
-        for (size_t i = 0; i < TILE; i++) y[m * ldy + i] = 0;
-    for (size_t b = 0, blocks; b < nblocks; b += blocks) {
-        blocks = nblocks - b < (size_t)(STRIP / planes) ? nblocks - b : (size_t)(STRIP / planes);
-        for (size_t i = 0; i < blocks; i++)
-            for (int p = 0; p < planes; p++)
-                pair_block(form, tile[p] + (b + i) * (form == PACKED ? FP4_BYTES : INT8_BYTES),
-                           &strip[i * (size_t)planes + (size_t)p]);
-        size_t m = 0;
+INLINE TARGET void walk_strip(elements form, const decoded_block *strip, int planes, size_t blocks, const mxd_act *x,
+                              size_t nblocks, size_t b, size_t rows, int digits, float *y, size_t ldy) {
+    (void)form; /* decoded blocks are all alike */
+    size_t m = 0;
 #define PAIRS(P, step) \
     strip_pairs(strip, planes, blocks, rows_at(x, nblocks, m, b), P, step, digits, y + m * ldy, ldy)
-        for (; digits == 1 && m + 4 <= rows; m += 4) PAIRS(2, 1);
-        for (; m + 2 <= rows; m += 2) PAIRS(1, 1);
-        if (m < rows) PAIRS(1, 0);
+    for (; digits == 1 && m + 4 <= rows; m += 4) PAIRS(2, 1);
+    for (; m + 2 <= rows; m += 2) PAIRS(1, 1);
+    if (m < rows) PAIRS(1, 0);
 #undef PAIRS
-    }
 }
 
-#define OWN_MANY_ROWS
+#define OWN_STRIPS
 #define MATMUL(format) mxd_matmul_##format##_i8mm
 #include "neon_matmul.h"
 

@@ -6,7 +6,7 @@
  *   VECTORS             of 4 rows of the tile in one pass over decoded weights: 2 or 4
  *   dots(form, w, q, units, v0, V, d)   d[u][v] = dot products of digit row q[u] with rows 4*(v0+v) .. 4*(v0+v)+3 of
  *                       the block whose elements are at w, v < V; inlined with form, units, v0 and V as constants
- *   OWN_MANY_ROWS       only where the level has a many_rows of its own */
+ *   OWN_STRIPS          only where the level has a decoded_block, decode_block and walk_strip of its own */
 
 /* acc[r][v] = fma(dot, scale[v] * (s * unit), acc[r][v]) for R activation rows and V vectors of the tile from v0. */
 INLINE TARGET void multiply_block(elements form, const uint8_t *w, const float32x4_t *scale, float unit,
@@ -47,7 +47,7 @@ INLINE TARGET void few_rows(elements form, const uint8_t *const tile[2], int pla
         UNROLL for (int v = 0; v < 4; v++) vst1q_f32(y + (size_t)r * ldy + 4 * v, acc[r][v]);
 }
 
-#ifndef OWN_MANY_ROWS
+#ifndef OWN_STRIPS
 
 /* ---- many rows: they share a decoded strip of the tile ---- */
 
@@ -87,6 +87,21 @@ INLINE TARGET void strip_rows(elements form, const decoded_block *strip, int pla
     }
 }
 
+/* Add the products of all rows with `blocks` blocks of a tile, the first of which is number b, to their y. */
+INLINE TARGET void walk_strip(elements form, const decoded_block *strip, int planes, size_t blocks, const mxd_act *x,
+                              size_t nblocks, size_t b, size_t rows, int digits, float *y, size_t ldy) {
+    size_t m = 0;
+#define ROWS(n)                                                                                                  \
+    strip_rows(form == PACKED ? DECODED : form, strip, planes, blocks, rows_at(x, nblocks, m, b), n, digits,     \
+               y + m * ldy, ldy)
+    for (; m + UNITS / digits <= rows; m += UNITS / digits) ROWS(UNITS / digits);
+    if (UNITS / digits > 2 && rows - m >= 2) ROWS(2), m += 2;
+    if (rows - m) ROWS(1);
+#undef ROWS
+}
+
+#endif
+
 INLINE TARGET void many_rows(elements form, const uint8_t *const tile[2], int planes, size_t nblocks, const mxd_act *x,
                              size_t rows, int digits, float *y, size_t ldy) {
     decoded_block strip[STRIP];
@@ -98,18 +113,9 @@ INLINE TARGET void many_rows(elements form, const uint8_t *const tile[2], int pl
             for (int p = 0; p < planes; p++)
                 decode_block(form, tile[p] + (b + i) * (form == PACKED ? FP4_BYTES : INT8_BYTES),
                              &strip[i * (size_t)planes + (size_t)p]);
-        size_t m = 0;
-#define ROWS(n)                                                                                                  \
-    strip_rows(form == PACKED ? DECODED : form, strip, planes, blocks, rows_at(x, nblocks, m, b), n, digits,     \
-               y + m * ldy, ldy)
-        for (; m + UNITS / digits <= rows; m += UNITS / digits) ROWS(UNITS / digits);
-        if (UNITS / digits > 2 && rows - m >= 2) ROWS(2), m += 2;
-        if (rows - m) ROWS(1);
-#undef ROWS
+        walk_strip(form, strip, planes, blocks, x, nblocks, b, rows, digits, y, ldy);
     }
 }
-
-#endif
 
 /* Tile by tile: a tile's weights stay in the first-level cache for all rows. */
 INLINE TARGET void matmul(elements form, const uint8_t *const plane[2], int planes, size_t nblocks, size_t ntiles,
