@@ -201,11 +201,13 @@ def run_together(
     )
 
 
-def set_costs(engine: Engine, row: float, base: float = 0.0) -> None:
-    """Let each further row, and a step at base precision, cost so many steps of one row, of a second each: no
-    real one takes longer, so the engine has nothing to correct."""
+def set_costs(engine: Engine, row: float, base: float = 0.0, seconds: float = 1.0) -> None:
+    """Let each further row, and a step at base precision, cost so many steps of one row, of so many seconds
+    each. No real one takes longer than one second, so the engine has nothing to correct."""
     library = load()
-    costs = library.ffi.new("mxd_costs *", {"step": [1 + row * (n - 1) for n in range(17)], "base": base})
+    costs = library.ffi.new(
+        "mxd_costs *", {"step": [seconds * (1 + row * (n - 1)) for n in range(17)], "base": seconds * base}
+    )
     library.lib.mxd_engine_set_costs(engine._pointer, costs)
 
 
@@ -802,6 +804,32 @@ def test_drafter_follows_second_prompts_and_truncation(copied: Model) -> None:
             sequence.truncate(len(sequence.tokens) - 10)
             leg(sequence, prompt[:5])
             assert sequence.stats["tokens_per_step"] > 2.5
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_drafter_whose_steps_take_longer_than_plain_ones_leaves(copied: Model, pays: bool) -> None:
+    """However often it is right: with every step longer than a plain one is said to take, it stops for good
+    after the 32 steps of its trial, and the text stays that of plain decoding."""
+    prompt, tokens = LONG_PROMPTS[0], 200
+    with (
+        Engine(copied, ctx=256, threads=1, precision="base") as plain,
+        Engine(copied, ctx=256, threads=1, precision="base", draft="model", draft_max=2) as engine,
+        Timeline(plain, ignore_eos=True, max_tokens=tokens) as expected,
+        Timeline(engine, ignore_eos=True, max_tokens=tokens) as sequence,
+    ):
+        set_costs(engine, row=0.001, seconds=1000 if pays else 1e-9)
+        drafted = []
+        sequence.prompt(prompt)
+        while sequence.stop == "none":
+            engine.step([sequence])
+            drafted.append(sequence.stats["drafted"])
+        assert leg(expected, prompt).ids == sequence.tokens[len(prompt) :]
+    last = 1 + max(step for step, (a, b) in enumerate(pairwise(drafted)) if b > a)
+    if pays:
+        assert last > len(drafted) - 4
+    else:
+        assert 30 <= last <= 34
+        assert len(drafted) > 100
 
 
 def test_drafter_reads_the_features_of_its_own_rows(tmp_path: Path) -> None:

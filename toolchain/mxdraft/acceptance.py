@@ -77,7 +77,7 @@ def read_prompts(path: Path, per_task: int) -> list[Prompt]:
     ``per_task`` of a task (0: all). Raises RefusedError."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        prompts = [Prompt(line["task"], line["turns"][0]) for line in lines]
+        prompts = [Prompt(str(line["task"]), str(line["turns"][0])) for line in lines]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise RefusedError(f"{path} is no file of prompts: {error}") from error
     by_task: dict[str, list[Prompt]] = {}

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from mxdraft import __version__
+from mxdraft.acceptance import read_prompts
 from mxdraft.errors import MxdraftError, RefusedError
 from mxdraft.fetch import fetch
 from mxdraft.files import replacing
@@ -125,12 +126,8 @@ def run(
 
 
 def first_turns(path: Path, task: str) -> list[str]:
-    """The first turn of each record of a task, in a file of JSON lines with ``task`` and ``turns``."""
-    try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        turns = [str(record["turns"][0]) for record in records if record["task"] == task]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise RefusedError(f"{path}: not JSON lines with task and turns: {error}") from error
+    """The prompts of a task in a Spec-Bench file. Raises RefusedError, also where there is none."""
+    turns = [prompt.text for prompt in read_prompts(path, 0) if prompt.task == task]
     if not turns:
         raise RefusedError(f"{path} has no prompt of task '{task}'")
     return turns
