@@ -5,11 +5,12 @@ Checksums are made right again behind each change, so that the check meant is th
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mxdraft.bundle import (
     ALIGNMENT,
@@ -26,6 +27,7 @@ from mxdraft.bundle import (
     TensorEntry,
 )
 from mxdraft.errors import BundleError
+from mxdraft.schedule import Schedule, Weights
 
 Case: TypeAlias = tuple[str, bytes, str]
 T = TypeVar("T")
@@ -45,6 +47,7 @@ def cases(good: bytes) -> Iterator[Case]:
     yield from _text_lies(good)
     yield from _golden_lies(good)
     yield from _ngram_lies(good)
+    yield from _schedule_lies(good)
 
 
 def drafter_cases(good: bytes) -> Iterator[Case]:
@@ -427,3 +430,33 @@ def _ngram_lies(good: bytes) -> Iterator[Case]:
     yield "ngrams_second_next_outside_vocabulary", table({8: 1 << 20}), "DRAFT"
     yield "ngrams_chance_missing", table(tail=chances[:-1]), "DRAFT"
     yield "ngrams_bytes_behind", table(tail=chances + b"\0"), "DRAFT"
+
+
+def _schedule_lies(good: bytes) -> Iterator[Case]:
+    sections = sections_of(good)
+    truth = Schedule.default(Bundle(good).config.layers)
+
+    def lie(**changes: Any) -> bytes:
+        return build(sections | {"schedule": dataclasses.replace(truth, **changes).pack()})
+
+    Bundle(lie())  # the truth
+    nan, infinity = float("nan"), float("inf")
+    yield "schedule_cut", build(sections | {"schedule": truth.pack()[:-4]}), "SCHEDULE"
+    yield "schedule_extended", build(sections | {"schedule": truth.pack() + bytes(4)}), "SCHEDULE"
+    for consumer in ("compute", "precision", "memory"):
+        for i, value in enumerate((nan, infinity, -infinity, nan)):
+            weights = [*truth.compute]
+            weights[i] = value
+            yield f"schedule_{consumer}_weight_{i}", lie(**{consumer: Weights(*weights)}), "SCHEDULE"
+    for share in (-0.01, 1.01, nan):
+        yield f"schedule_core_fraction_{share}", lie(core_fraction=share), "SCHEDULE"
+        yield f"schedule_core_tokens_{share}", lie(core_tokens=share), "SCHEDULE"
+    for catch_up in (0, 33, 2**32 - 1):
+        yield f"schedule_catch_up_{catch_up}", lie(catch_up=catch_up), "SCHEDULE"
+    yield "schedule_sinks", lie(sinks=33), "SCHEDULE"
+    for recent in (0, 33, 4128, 2**32 - 32):
+        yield f"schedule_recent_{recent}", lie(recent=recent), "SCHEDULE"
+    yield "schedule_layer", lie(monitored_layer=Bundle(good).config.layers), "SCHEDULE"
+    ascending = (*truth.thresholds[:-1], truth.thresholds[0] + 1)
+    yield "schedule_thresholds_ascend", lie(thresholds=ascending), "SCHEDULE"
+    yield "schedule_threshold_nan", lie(thresholds=(nan, *truth.thresholds[1:])), "SCHEDULE"

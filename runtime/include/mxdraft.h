@@ -78,7 +78,8 @@ typedef enum mxd_status {
     MXD_BAD_TOKENIZER = 34,
     MXD_BAD_CHAT = 35,
     MXD_BAD_GOLDEN = 36,
-    MXD_BAD_DRAFT = 37       /* drafter or n-gram table: impossible, or made for another target */
+    MXD_BAD_DRAFT = 37,      /* drafter or n-gram table: impossible, or made for another target */
+    MXD_BAD_SCHEDULE = 38    /* settings of the dynamic origin: impossible */
 } mxd_status;
 
 typedef struct mxd_error {

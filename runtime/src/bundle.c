@@ -483,6 +483,9 @@ static mxd_status read_other_sections(reader *r) {
         if ((status = mxd_ngram_table_init(&m->ngrams, s->data, s->len, m->config.vocab, r->err))) return status;
         m->has_ngrams = 1;
     }
+    mxd_schedule_default(&m->schedule, m->config.layers);
+    if ((s = find_section(r, "schedule")))
+        return mxd_schedule_init(&m->schedule, s->data, s->len, m->config.layers, r->err);
     return MXD_OK;
 }
 

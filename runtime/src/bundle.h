@@ -5,6 +5,7 @@
 #include "../kernels/kernels.h"
 #include "chat.h"
 #include "draft.h"
+#include "schedule.h"
 #include "status.h"
 #include "tokenizer.h"
 
@@ -63,6 +64,7 @@ struct mxd_model {
     mxd_golden golden;
     mxd_draft_model drafter;
     mxd_ngram_table ngrams;
+    mxd_schedule schedule;
 };
 
 static inline uint32_t mxd_load_u32(const uint8_t *p) {

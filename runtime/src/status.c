@@ -43,6 +43,7 @@ const char *mxd_status_name(mxd_status status) {
     case MXD_BAD_CHAT: return "CHAT";
     case MXD_BAD_GOLDEN: return "GOLDEN";
     case MXD_BAD_DRAFT: return "DRAFT";
+    case MXD_BAD_SCHEDULE: return "SCHEDULE";
     }
     return "UNKNOWN";
 }

@@ -3,8 +3,8 @@
 Reading checks everything and refuses with the verdict that the C reader gives. It checks in the same order,
 for that decides the verdict of a file with several faults: header; section table, entry by entry; end of
 file; checksums; config; tensor directory, entry by entry, then overlaps, duplicates and scales; required
-tensors; provenance; tokenizer; chat; golden; drafter; n-grams. A required section that is missing is refused
-where it would be read.
+tensors; provenance; tokenizer; chat; golden; drafter; n-grams; schedule. A required section that is missing
+is refused where it would be read.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mxdraft.checkpoint import ModelConfig, check_config
 from mxdraft.errors import BundleError, RefusedError, TransferError
 from mxdraft.mx import BLOCK, Format, MXTensor, Rule
 from mxdraft.ngrams import check_ngrams
+from mxdraft.schedule import Schedule
 from mxdraft.tiles import BLOCK_BYTES, TILE_ROWS, from_tiles, tiled_nbytes
 
 MAGIC = b"\x89MXB\r\n\x1a\n"
@@ -256,7 +257,8 @@ class BundleWriter:
 class Bundle:
     """A bundle that passed every check. Arrays it gives are views of the file.
 
-    ``sections`` by name; ``config``; ``tensors`` by (section, name); ``golden``, None if the bundle has none.
+    ``sections`` by name; ``config``; ``tensors`` by (section, name); ``golden``, None if the bundle has none;
+    ``schedule``, the defaults if it has none.
     """
 
     def __init__(self, file: bytes | Bytes) -> None:
@@ -276,6 +278,11 @@ class Bundle:
         self.draft = self._read_drafter(sections) if any(name in self for name in _DRAFT_SECTIONS) else None
         if "draft.ngrams" in self:
             check_ngrams(self.section("draft.ngrams").tobytes(), self.config.vocab)
+        self.schedule = (
+            Schedule.unpack(self.section("schedule").tobytes(), self.config.layers)
+            if "schedule" in self
+            else Schedule.default(self.config.layers)
+        )
 
     @classmethod
     def open(cls, path: Path) -> Self:

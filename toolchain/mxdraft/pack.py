@@ -62,6 +62,7 @@ from mxdraft.export.graph import (
 from mxdraft.files import replacing
 from mxdraft.mx import BLOCK, MXTensor, Rule
 from mxdraft.ngrams import ngram_section, read_documents
+from mxdraft.schedule import Schedule
 from mxdraft.tiles import to_tiles
 from mxdraft.tokenizer_section import tokenizer_section
 
@@ -83,6 +84,7 @@ def pack(
     golden: Sequence[Sequence[int]] | None = None,
     digest: Digest | None = None,
     text: Path | None = None,
+    schedule: Path | None = None,
 ) -> None:
     """Write the bundle ``path`` from the files that ``export_model`` wrote into ``onnx_directory``.
 
@@ -91,8 +93,8 @@ def pack(
     self-test's prompts; by default, three of 24 tokens in all. ``digest`` runs them: given the path of a
     bundle whose digests are zero, it returns the digests of base and full precision as 64 hex digits (None:
     no residual); without it they stay zero. ``text``: documents (.npz) whose n-grams become the table that
-    drafting by look-up reads. Raises RefusedError if the files are missing, damaged or not what
-    the exporter writes, TransferError if reading or writing fails.
+    drafting by look-up reads. ``schedule``: settings of the dynamic origin (.toml). Raises RefusedError if
+    the files are missing, damaged or not what the exporter writes, TransferError if reading or writing fails.
     """
     base = _OnnxModel(onnx_directory, "base")
     models = {"target.shared": base, "target.base": base}
@@ -119,6 +121,8 @@ def pack(
         writer.add("golden", [golden_section(prompts, _GREEDY_TOKENS, bytes(32), bytes(32))])
         if text is not None:
             writer.add("draft.ngrams", [ngram_section(read_documents(text, config.vocab))])
+        if schedule is not None:
+            writer.add("schedule", [Schedule.read(schedule, config.layers).pack()])
         writer.add("provenance", [_provenance(models, drafter, draft_files, text)])
         if drafter is not None:
             shared, trained, tokens = (writer.sections[name].crc for name in DRAFT_TARGET)

@@ -59,11 +59,12 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
 @click.argument("directory", type=_path)
 @click.option("-o", "bundle", metavar="BUNDLE", type=_path, required=True, help="File to write.")
 @click.option("--text", metavar="FILE", type=_path, help="Text (.npz) to count n-grams in, for drafting.")
-def pack(directory: Path, bundle: Path, text: Path | None) -> None:
+@click.option("--schedule", metavar="FILE", type=_path, help="Settings (.toml) from mxdraft calibrate.")
+def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None) -> None:
     """Make a bundle of the ONNX files in DIRECTORY, with golden digests computed by the runtime."""
     from mxdraft.pack import pack as pack_bundle
 
-    pack_bundle(directory, bundle, digest=_golden_digests, text=text)
+    pack_bundle(directory, bundle, digest=_golden_digests, text=text, schedule=schedule)
     _emit_line(bundle)
 
 

@@ -1,0 +1,127 @@
+"""The ``schedule`` section of a bundle: what core tokens are and what they get (runtime/BUNDLE.md).
+
+As a file it is TOML, one table ``[schedule]`` with the fields of ``Schedule``; ``mxdraft calibrate`` writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from mxdraft.errors import BundleError, RefusedError
+
+# Fractions of rows that the thresholds are of.
+FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
+KV_BLOCK = 32
+_LAYOUT = struct.Struct("<12f f3I fI 8f")
+_MAX_CATCH_UP = 32
+_MAX_RECENT = 4096
+
+
+class Weights(NamedTuple):
+    """A consumer's blend: score = alpha * confidence + beta * attention + gamma * history + bias."""
+
+    alpha: float
+    beta: float
+    gamma: float
+    bias: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Settings of the dynamic origin; see ``mxd_schedule`` in runtime/src/schedule.h."""
+
+    compute: Weights
+    precision: Weights
+    memory: Weights
+    core_fraction: float
+    catch_up: int
+    sinks: int
+    recent: int
+    core_tokens: float
+    monitored_layer: int
+    thresholds: tuple[float, ...]
+
+    @classmethod
+    def default(cls, layers: int) -> Self:
+        """What the runtime takes for a bundle without the section."""
+        return cls(
+            compute=Weights(0, 0, 1, 0),
+            precision=Weights(1, 0, 0, 0),
+            memory=Weights(0, 1, 0, 0),
+            core_fraction=1,
+            catch_up=16,
+            sinks=4,
+            recent=64,
+            core_tokens=0.05,
+            monitored_layer=layers // 2,
+            thresholds=(0.95, 0.92, 0.85, 0.72, 0.5, 0.35, 0.12, 0.02),
+        )
+
+    @classmethod
+    def unpack(cls, section: bytes, layers: int) -> Self:
+        """The section of a model with so many layers. Raises BundleError (SCHEDULE)."""
+        if len(section) != _LAYOUT.size:
+            raise BundleError("SCHEDULE", f"schedule: {len(section)} bytes, not {_LAYOUT.size}")
+        words = _LAYOUT.unpack(section)
+        compute, precision, memory = (Weights(*words[i : i + 4]) for i in (0, 4, 8))
+        schedule = cls(compute, precision, memory, *words[12:18], thresholds=words[18:])
+        fault = schedule._fault(layers)
+        if fault:
+            raise BundleError("SCHEDULE", f"schedule: {fault}")
+        return schedule
+
+    @classmethod
+    def read(cls, path: Path, layers: int) -> Self:
+        """The TOML file of a model with so many layers. Raises RefusedError."""
+        try:
+            values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["schedule"]
+            weights = {name: Weights(**values.pop(name)) for name in ("compute", "precision", "memory")}
+            thresholds = tuple(values.pop("thresholds"))
+            schedule = cls(**weights, **values, thresholds=thresholds)
+            cls.unpack(schedule.pack(), layers)
+        except (OSError, ValueError, KeyError, TypeError, struct.error, BundleError) as error:
+            raise RefusedError(f"{path}: not a schedule: {error}") from error
+        return schedule
+
+    def pack(self) -> bytes:
+        """The bytes of the section."""
+        numbers = (self.core_fraction, self.catch_up, self.sinks, self.recent, self.core_tokens)
+        return _LAYOUT.pack(
+            *self.compute, *self.precision, *self.memory, *numbers, self.monitored_layer, *self.thresholds
+        )
+
+    def toml(self) -> str:
+        """The text of the file, in the precision that the section has."""
+        lines = ["[schedule]"]
+        for name, value in dataclasses.asdict(Schedule.unpack(self.pack(), self.monitored_layer + 1)).items():
+            if name in ("compute", "precision", "memory"):
+                pairs = (f"{key} = {x:.9g}" for key, x in zip(Weights._fields, value, strict=True))
+                lines.append(f"{name} = {{ {', '.join(pairs)} }}")
+            elif name == "thresholds":
+                lines.append(f"{name} = [{', '.join(f'{x:.9g}' for x in value)}]")
+            else:
+                lines.append(f"{name} = {value:.9g}")
+        return "\n".join(lines) + "\n"
+
+    def _fault(self, layers: int) -> str | None:
+        floats = (*self.compute, *self.precision, *self.memory, *self.thresholds)
+        if not all(map(math.isfinite, floats)):
+            return "a weight or threshold is not finite"
+        if not (0 <= self.core_fraction <= 1 and 0 <= self.core_tokens <= 1):
+            return "a share is not in 0..1"
+        if not 1 <= self.catch_up <= _MAX_CATCH_UP:
+            return f"catch_up {self.catch_up} is not in 1..{_MAX_CATCH_UP}"
+        if not self.sinks <= KV_BLOCK:
+            return f"sinks {self.sinks} is not in 0..{KV_BLOCK}"
+        if not KV_BLOCK <= self.recent <= _MAX_RECENT or self.recent % KV_BLOCK:
+            return f"recent {self.recent} is no multiple of {KV_BLOCK} up to {_MAX_RECENT}"
+        if not self.monitored_layer < layers:
+            return f"layer {self.monitored_layer} of {layers}"
+        if list(self.thresholds) != sorted(self.thresholds, reverse=True):
+            return "thresholds ascend"
+        return None
