@@ -1,6 +1,6 @@
 """The ``schedule`` section of a bundle: what core tokens are and what they get (runtime/BUNDLE.md).
 
-As a file it is TOML, one table ``[schedule]`` with the fields of ``Schedule``; ``mxdraft calibrate`` writes it.
+As a file it is TOML, one table ``[schedule]`` with the fields of ``Schedule``.
 """
 
 from __future__ import annotations
