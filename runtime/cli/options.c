@@ -42,7 +42,9 @@ static const option model_options[] = {
 static const option engine_options[] = {
     WHOLE_OPTION("-t", threads, 0, 64, "0", "Threads; 0 = what the machine offers."),
     WHOLE_OPTION("--ctx", ctx, 0, MAX_TOKENS, "0", "Context; 0 = min(2048, the model's)."),
-    WORD_OPTION("--precision", precision, "auto|base|full", "auto", "Weight planes; auto = full if the bundle has it."),
+    WORD_OPTION("--precision", precision, "auto|base|full", "auto", "Weight planes; auto = full where it matters."),
+    REAL_OPTION("--core-fraction", core_fraction, 0, 1, NULL, "Tokens at full precision under auto; else the bundle's."),
+    WHOLE_OPTION("--catch-up", catch_up, 1, 32, NULL, "Most tokens from one full pass to the next; else the bundle's."),
     END_OPTION
 };
 static const option text_options[] = {
@@ -269,6 +271,7 @@ static int set_option(const command *c, const option *o, const char *value, sett
 }
 
 static int set_defaults(const command *c, settings *out) {
+    out->core_fraction = -1; /* the bundle's */
     for (size_t g = 0; g < MAX_GROUPS && c->groups[g] != NULL; g++)
         for (const option *o = c->groups[g]; o->kind != END; o++)
             if (o->initial != NULL) {

@@ -19,6 +19,8 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
     options.ctx = (uint32_t)s->ctx;
     options.threads = (uint32_t)s->threads;
     options.precision = s->precision;
+    options.core_fraction = (float)s->core_fraction;
+    options.catch_up = (uint32_t)s->catch_up;
     options.draft = s->draft;
     options.draft_max = (uint32_t)s->draft_max;
     if (max_rows > 0) options.max_rows = max_rows;

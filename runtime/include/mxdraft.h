@@ -88,7 +88,7 @@ typedef struct mxd_error {
 } mxd_error;
 
 typedef enum mxd_precision {
-    MXD_PRECISION_AUTO = 0, /* full if the bundle has the residual plane, else base */
+    MXD_PRECISION_AUTO = 0, /* base, with full where it matters (core_fraction), if the bundle has the residual plane */
     MXD_PRECISION_BASE = 1, /* MXFP4 base plane */
     MXD_PRECISION_FULL = 2  /* base + residual plane */
 } mxd_precision;
@@ -110,6 +110,9 @@ typedef struct mxd_options {
     uint32_t draft;     /* mxd_draft */
     uint32_t draft_max; /* most drafted tokens a sequence and step, 1..15; 0 = 8 */
     uint32_t draft_min; /* verify this many whether it pays or not; default 0 */
+    float core_fraction; /* under MXD_PRECISION_AUTO, rows that get full precision: 0..1; < 0: as the bundle says. Where
+                            that would read more bytes than full precision throughout, it is full precision throughout */
+    uint32_t catch_up;   /* rows from one pass at full precision to the next, at most, 1..32; 0: as the bundle says */
 } mxd_options;
 
 /* Memory plan in bytes; everything the engine will allocate, known before it does. */
@@ -122,7 +125,7 @@ typedef struct mxd_plan {
     uint64_t available;   /* what this machine can give now: MemAvailable, cgroup and rlimit */
     uint32_t ctx;         /* the options as resolved */
     uint32_t threads;
-    uint32_t precision;
+    uint32_t precision; /* MXD_PRECISION_AUTO: some rows at base, some at full precision */
     uint32_t largest_ctx; /* largest context that would fit `available`, 0 if none */
 } mxd_plan;
 
@@ -165,6 +168,7 @@ typedef enum mxd_stop {
 
 typedef struct mxd_stats {
     uint64_t prompt_tokens, generated_tokens, drafted, accepted, steps;
+    uint64_t core, due;      /* under MXD_PRECISION_AUTO: tokens that got full precision; and those that had to */
     uint64_t drafted_at[8], accepted_at[8]; /* by depth in the draft; the last counts all deeper ones too */
     double prefill_s, decode_s, first_token_s;
     double draft_s, verify_s, sample_s; /* parts of decode_s */
@@ -180,6 +184,26 @@ typedef struct mxd_costs {
     double step[17];
     double draft, base;
 } mxd_costs;
+
+/* Why a row was computed at full precision. */
+typedef enum mxd_look {
+    MXD_LOOK_NONE = 0, /* it was not */
+    MXD_LOOK_CORE = 1, /* it looked doubtful at base precision */
+    MXD_LOOK_DUE = 2,  /* catch-up was due */
+    MXD_LOOK_ALL = 3   /* behind a prompt, or full precision throughout */
+} mxd_look;
+
+/* A generated token: what was known of the row that chose it (docs/dynamic-origin.md). */
+typedef struct mxd_token_record {
+    uint32_t position, token;
+    uint32_t base_token; /* what base precision would take greedily; UINT32_MAX: it was not asked */
+    float margin;        /* between the two largest logits, nat; at base precision if it was asked */
+    float confidence, attention, history, score; /* the precision consumer's signals, 0..1, and its score */
+    uint32_t look;       /* mxd_look */
+} mxd_token_record;
+
+/* A rule of the caller's: whether a row, computed at base precision, shall get full precision. */
+typedef int mxd_core_function(void *arg, const mxd_token_record *row);
 
 /* A drafter of the caller's: write up to `most` tokens that may follow ids[n], return how many. parent[i] comes as
  * i - 1 (a chain) and may name any earlier token of the draft, or -1 for ids[n - 1]: a tree. */
@@ -225,8 +249,8 @@ void mxd_seq_close(mxd_seq **seq);
  * MXD_ERR_CONTEXT if they do not fit together with at least one generated token; nothing is queued then. */
 mxd_status mxd_seq_prompt(mxd_seq *seq, const uint32_t *ids, size_t n, mxd_error *err);
 /* One engine step for n sequences of this engine: at most max_rows rows, prompt rows first come; each sequence
- * whose prompt is processed yields one token, and the drafted ones that were right before it. Stopped sequences are
- * skipped, and so are those without a token to process, but if nothing at all can run and one has not stopped, that is
+ * whose prompt is processed yields one token, and the drafted ones that were right before it, unless its row waits for
+ * other sequences' rows to share a pass at full precision. Stopped sequences are skipped, and so are those without a token to process, but if nothing at all can run and one has not stopped, that is
  * MXD_ERR_ARGUMENT. After any error nothing is committed. */
 mxd_status mxd_step(mxd_engine *engine, mxd_seq *const *seqs, size_t n, mxd_error *err);
 /* Tokens and text that the last step added. Text is whole UTF-8 characters, never part of a stop string; what a
@@ -246,6 +270,11 @@ size_t mxd_seq_stats_json(const mxd_seq *seq, char *buf, size_t cap);
 void mxd_seq_set_drafter(mxd_seq *seq, mxd_draft_function *function, void *arg);
 /* For each token of mxd_seq_output(): 1 if it was drafted and accepted. */
 const uint8_t *mxd_seq_drafted(const mxd_seq *seq);
+/* For each token of mxd_seq_output(): what was known of it. */
+const mxd_token_record *mxd_seq_records(const mxd_seq *seq);
+/* Let the caller decide which rows get full precision under MXD_PRECISION_AUTO; NULL: the engine does. Changes what is
+ * generated. The function is called within mxd_step() and mxd_seq_logits(). */
+void mxd_seq_set_core_rule(mxd_seq *seq, mxd_core_function *function, void *arg);
 /* Teacher forcing: append ids[n] and write the logits of each, float[n][vocab]. */
 mxd_status mxd_seq_logits(mxd_seq *seq, const uint32_t *ids, size_t n, float *logits, mxd_error *err);
 

@@ -144,11 +144,19 @@ static mxd_status time_rows(mxd_bench *b, mxd_engine *g, mxd_error *err) {
         for (int w = 0; w < WIDTH_COUNT; w++) {
             double seconds;
             if (position + WIDTHS[w] > ctx || WIDTHS[w] > g->max_rows) continue;
-            mxd_status status = mxd_time_rows(g, position, WIDTHS[w], g->precision, &seconds, err);
+            mxd_status status = mxd_time_rows(g, position, WIDTHS[w], mxd_first_pass(g), &seconds, err);
             if (status) return status;
             add(b, ROWS + w, seconds);
         }
     return MXD_OK;
+}
+
+/* Another engine's options for the precision of this one. */
+static void same_precision(const mxd_engine *g, mxd_options *o) {
+    o->precision = g->plan.precision;
+    if (!g->mixes) return;
+    o->core_fraction = g->core_fraction;
+    o->catch_up = g->catch_up;
 }
 
 /* Short sequences in an engine of their own. */
@@ -169,7 +177,7 @@ static mxd_status open_batch(const mxd_engine *g, const uint32_t *ids, batch *ma
     options.ctx = SEQUENCE_PROMPT + 1;
     options.max_seqs = SEQUENCES;
     options.threads = g->plan.threads;
-    options.precision = g->plan.precision;
+    same_precision(g, &options);
     mxd_sampling one;
     mxd_sampling_default(&one);
     one.max_tokens = 1;
@@ -254,7 +262,7 @@ static mxd_status compare_drafts(mxd_bench *b, const mxd_engine *g, mxd_error *e
         mxd_options_default(&options);
         options.ctx = g->plan.ctx;
         options.threads = g->plan.threads;
-        options.precision = g->plan.precision;
+        same_precision(g, &options);
         options.draft = DRAFTS[d];
         status = mxd_engine_open(g->model, &options, &engines[d], err);
         if (!status && d > 0) status = mxd_engine_measure_costs(engines[d], NULL, err);
@@ -414,7 +422,8 @@ static spread spread_of(const series *s) {
 }
 
 static const char *precision_name(const mxd_bench *b) {
-    return b->precision == MXD_PRECISION_FULL ? "full" : "base";
+    static const char *const names[] = {"auto", "base", "full"};
+    return names[b->precision];
 }
 
 /* Throttled while it ran: at some moment looked at, or between two of them. */

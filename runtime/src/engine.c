@@ -6,11 +6,13 @@
 
 #include "cpu.h"
 #include "draft_model.h"
+#include "precision.h"
 
 enum { ALIGN = 64, DEFAULT_CTX = 2048, MAX_ROWS = 512, MAX_THREADS = 64 };
 
 void mxd_options_default(mxd_options *out) {
-    *out = (mxd_options){.max_seqs = 1, .max_rows = 64, .precision = MXD_PRECISION_AUTO};
+    *out = (mxd_options){.max_seqs = 1, .max_rows = 64, .precision = MXD_PRECISION_AUTO,
+                         .core_fraction = -1};
 }
 
 /* What is held back (less than a stop string and a character) and one token; the longest text a step can release. */
@@ -74,6 +76,7 @@ static size_t layout(mxd_engine *g, char *base) {
         mxd_input input = take_input(&b, MXD_FEW_ROWS, widest, g->precision);
         mxd_head_part part = {.logits = take(&b, rows * MXD_HEAD_COLUMNS, sizeof(float))};
         part.best = take(&b, rows, sizeof *part.best);
+        part.second = take(&b, rows, sizeof *part.second);
         part.winner = take(&b, rows, sizeof *part.winner);
         if (base) g->own[i] = input, g->head_parts[i] = part;
     }
@@ -120,6 +123,28 @@ static uint32_t largest_context(mxd_engine g) {
     return fits;
 }
 
+/* Precision, and which rows get it. What is generated depends on this, so no measured speed may. */
+static mxd_status resolve_precision(mxd_engine *g, const mxd_options *o, mxd_error *err) {
+    const mxd_model *m = g->model;
+    if (o->precision > MXD_PRECISION_FULL)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "precision %u is unknown", o->precision);
+    if (!(o->core_fraction <= 1))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "core_fraction %g is not in 0..1", (double)o->core_fraction);
+    if (o->catch_up > MXD_MAX_CATCH_UP)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "catch_up %u is not in 1..%d", o->catch_up, MXD_MAX_CATCH_UP);
+    if (o->precision != MXD_PRECISION_AUTO && (o->core_fraction >= 0 || o->catch_up))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "core_fraction and catch_up are for precision auto");
+    if ((o->precision == MXD_PRECISION_FULL || o->core_fraction > 0) && !m->has_residual)
+        return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no residual plane: full precision is not available", m->path);
+    g->core_fraction = o->core_fraction >= 0 ? o->core_fraction : m->schedule.core_fraction;
+    g->catch_up = o->catch_up ? o->catch_up : m->schedule.catch_up;
+    g->core_threshold = mxd_schedule_threshold(&m->schedule, g->core_fraction);
+    g->precision = o->precision == MXD_PRECISION_AUTO ? (int)m->has_residual : o->precision == MXD_PRECISION_FULL;
+    g->mixes = o->precision == MXD_PRECISION_AUTO && m->has_residual && g->core_fraction < 1 &&
+               mxd_mixed_bytes(g, (double)g->core_fraction) < (double)mxd_weight_bytes(g, 1);
+    return MXD_OK;
+}
+
 /* Check and resolve the options into g (model set) and its plan. */
 static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     const mxd_model *m = g->model;
@@ -133,11 +158,6 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
         return mxd_fail(err, MXD_ERR_ARGUMENT, "max_rows %u is not in 1..%d", o->max_rows, MAX_ROWS);
     if (o->threads > MAX_THREADS)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "threads %u is not in 1..%d", o->threads, MAX_THREADS);
-    if (o->precision > MXD_PRECISION_FULL)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "precision %u is unknown", o->precision);
-    if (o->precision == MXD_PRECISION_FULL && !m->has_residual)
-        return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no residual plane: full precision is not available", m->path);
-
     if (o->draft > MXD_DRAFT_MODEL) return mxd_fail(err, MXD_ERR_ARGUMENT, "draft %u is unknown", o->draft);
     if (o->draft_max > MXD_MAX_DRAFT)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_max %u is not in 1..%d", o->draft_max, MXD_MAX_DRAFT);
@@ -146,7 +166,8 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     if (o->draft == MXD_DRAFT_MODEL && !m->drafter.features)
         return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no trained drafter", m->path);
 
-    g->precision = o->precision == MXD_PRECISION_AUTO ? (int)m->has_residual : o->precision == MXD_PRECISION_FULL;
+    mxd_status status = resolve_precision(g, o, err);
+    if (status) return status;
     g->max_seqs = o->max_seqs;
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
     uint32_t most_rows = o->max_seqs * (1 + MXD_MAX_DRAFT);
@@ -164,7 +185,7 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
         .available = mxd_memory_available(m->map_len),
         .ctx = o->ctx ? o->ctx : default_ctx,
         .threads = o->threads ? o->threads : mxd_default_threads(),
-        .precision = g->precision ? MXD_PRECISION_FULL : MXD_PRECISION_BASE,
+        .precision = g->mixes ? MXD_PRECISION_AUTO : g->precision ? MXD_PRECISION_FULL : MXD_PRECISION_BASE,
     };
     g->plan.largest_ctx = largest_context(*g);
     layout(g, NULL);

@@ -29,6 +29,7 @@ typedef struct mxd_row {
 typedef struct mxd_outcome {
     uint32_t row;    /* of the step */
     uint32_t winner; /* the likeliest token, the lowest id among equals */
+    float margin;    /* its logit less the second largest */
     float *logits;   /* (vocab padded), or NULL: only the winner was wanted */
 } mxd_outcome;
 
@@ -64,6 +65,17 @@ struct mxd_seq {
     void *drafter_arg;
     mxd_proposal proposal; /* for the step under way */
     uint8_t drafted[MXD_MAX_DRAFT + 1]; /* of the last step's output: 1 if it was drafted */
+    mxd_token_record records[MXD_MAX_DRAFT + 1]; /* of the same */
+
+    /* Mixed precision (precision.h): positions below `done` have keys and values, those below `full_done` of full
+     * precision. */
+    size_t full_done;
+    int awaits_full;       /* the row at `done` ran at base precision and is core */
+    uint32_t waited;       /* steps since then */
+    mxd_token_record awaiting; /* what base precision made of it */
+    float flip_rate;       /* share of looks, lately, that changed the choice */
+    mxd_core_function *core_rule; /* the caller's, or NULL */
+    void *core_rule_arg;
 
     /* The trained drafter's, if the engine uses it. */
     size_t draft_done;     /* positions in its cache */
@@ -89,7 +101,7 @@ typedef struct mxd_input {
 /* A thread's part of the head: logits under work, and what it found so far. */
 typedef struct mxd_head_part {
     float *logits;     /* (max_rows, MXD_HEAD_COLUMNS) */
-    float *best;       /* (max_rows) the largest logit */
+    float *best, *second; /* (max_rows) the two largest logits */
     uint32_t *winner;  /* (max_rows) its token */
     uint32_t fault_outcome, fault_token; /* the first logit that is not finite; UINT32_MAX: none */
 } mxd_head_part;
@@ -107,7 +119,11 @@ struct mxd_engine {
     mxd_kernel_names kernel_names;
     mxd_pool *pool;
     int precision;         /* 0 base, 1 full: the most that the workspaces and the plan have room for */
-    int pass;              /* the same of the step under way: index of norms and planes */
+    int mixes;             /* rows run at base precision, core rows also at full (precision.h) */
+    float core_fraction;   /* as asked for, and the score above which a row is core */
+    float core_threshold;
+    uint32_t catch_up;     /* rows from one pass at full precision to the next, at most */
+    int pass;              /* precision of the pass under way: index of norms and planes */
     uint32_t max_seqs, max_rows, logit_rows;
     uint32_t kv_layers;    /* the target's, and behind them the drafter's */
     mxd_draft draft;
@@ -175,6 +191,11 @@ static inline uint16_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint
     if (!row->beside) return mxd_kv(g, row->slot, layer, which, head) + row->position * c->head_dim;
     size_t index = (((size_t)(row->beside - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
     return g->side_kv + index * c->head_dim;
+}
+
+/* Precision of a row that nothing is known of yet. */
+static inline int mxd_first_pass(const mxd_engine *g) {
+    return g->mixes ? 0 : g->precision;
 }
 
 /* measure.c: seconds of a step of `rows` rows that want their winner, at positions from `position` on of the first

@@ -51,12 +51,12 @@ static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
         for (int i = 0; i < MEASURED && WIDTHS[i] <= widest(g); i++) {
             double seconds, *least = &out->step[WIDTHS[i]];
-            mxd_status status = mxd_time_rows(g, first_position(g), WIDTHS[i], g->precision, &seconds, err);
+            mxd_status status = mxd_time_rows(g, first_position(g), WIDTHS[i], mxd_first_pass(g), &seconds, err);
             if (status) return status;
             if (round == 0 || (round > 0 && seconds < *least)) *least = seconds;
         }
         double draft = g->features ? mxd_draft_model_time(g) : 0, base = 0;
-        mxd_status status = g->precision ? mxd_time_rows(g, first_position(g), 1, 0, &base, err) : MXD_OK;
+        mxd_status status = mxd_first_pass(g) ? mxd_time_rows(g, first_position(g), 1, 0, &base, err) : MXD_OK;
         if (status) return status;
         if (round <= 0 || draft < out->draft) out->draft = draft;
         if (round <= 0 || base < out->base) out->base = base;
@@ -91,7 +91,7 @@ static void describe(const mxd_engine *g, char *out, size_t cap) {
     snprintf(out, cap,
              "mxdraft %s %s %s %s threads %u precision %d drafter %d rows %u from %u model %u %u %u %u %" PRIu64 " %s",
              mxd_version(), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
-             g->plan.threads, g->precision, g->features != NULL, widest(g), first_position(g), c->hidden, c->layers,
+             g->plan.threads, mxd_first_pass(g), g->features != NULL, widest(g), first_position(g), c->hidden, c->layers,
              c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
 

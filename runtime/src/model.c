@@ -31,11 +31,16 @@ static void scan_logits(mxd_head_part *part, uint32_t outcome, const float *y, u
             part->fault_outcome = outcome, part->fault_token = token + i;
         return;
     }
-    if (best <= ordered(part->best[outcome])) return; /* equal ones lie behind the winner */
-    uint32_t i = 0;
-    while (ordered(y[i]) != best) i++;
-    part->best[outcome] = y[i];
-    part->winner[outcome] = token + i;
+    if (best <= ordered(part->second[outcome])) return;
+    for (uint32_t i = 0; i < columns; i++) { /* rarely: the largest so far are soon found */
+        if (y[i] > part->best[outcome]) { /* equal ones lie behind the winner */
+            part->second[outcome] = part->best[outcome];
+            part->best[outcome] = y[i];
+            part->winner[outcome] = token + i;
+        } else if (y[i] > part->second[outcome]) {
+            part->second[outcome] = y[i];
+        }
+    }
 }
 
 /* This thread's columns of the head for all outcomes: the winner of each, and the logits where they are wanted. */
@@ -47,7 +52,7 @@ static void run_head(const mxd_worker *w) {
     mxd_normalize(w, rows, g->outcomes, m->final_norm[g->pass], m->config.layers);
     mxd_act act = mxd_act_of(w, rows);
     part->fault_token = UINT32_MAX;
-    for (size_t i = 0; i < rows; i++) part->best[i] = -INFINITY;
+    for (size_t i = 0; i < rows; i++) part->best[i] = part->second[i] = -INFINITY;
     mxd_my_part(w, padded / MXD_TILE_ROWS, &from, &to);
     for (size_t tile = from, tiles; tile < to; tile += tiles) {
         tiles = to - tile < MXD_HEAD_COLUMNS / MXD_TILE_ROWS ? to - tile : MXD_HEAD_COLUMNS / MXD_TILE_ROWS;
@@ -75,10 +80,15 @@ static mxd_status join_head(mxd_engine *g, mxd_error *err) {
         return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite logit of token %u at position %u", fault_token,
                         g->rows[g->outcomes[fault_outcome].row].position);
     for (size_t i = 0; i < g->outcome_count; i++) {
-        float best = -INFINITY;
-        for (uint32_t t = 0; t < threads; t++)
-            if (g->head_parts[t].best[i] > best)
-                best = g->head_parts[t].best[i], g->outcomes[i].winner = g->head_parts[t].winner[i];
+        float best = -INFINITY, second = -INFINITY;
+        for (uint32_t t = 0; t < threads; t++) {
+            const mxd_head_part *part = &g->head_parts[t];
+            float lesser = part->best[i] > best ? best : part->best[i];
+            if (part->best[i] > best) best = part->best[i], g->outcomes[i].winner = part->winner[i];
+            if (lesser > second) second = lesser;
+            if (part->second[i] > second) second = part->second[i];
+        }
+        g->outcomes[i].margin = best - second;
     }
     return MXD_OK;
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cpu.h"
-#include "engine.h"
+#include "precision.h"
 #include "utf8.h"
 
 mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
@@ -41,6 +41,9 @@ mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **o
     s->drafter = NULL;
     s->draft_done = s->context_read = 0;
     s->guess_count = s->context_rows = s->context_next = 0;
+    s->full_done = 0;
+    s->core_rule = NULL;
+    mxd_forget_looks(s, 0);
     *out = s;
     return MXD_OK;
 }
@@ -74,6 +77,7 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
     s->stop = MXD_STOP_NONE;
     s->held_len = s->text_len = 0;
     s->guess_count = 0;
+    s->awaits_full = 0; /* the row is one of the prompt's now */
     s->stats = (mxd_stats){.prompt_tokens = s->token_count - s->done};
     s->expected_tokens = s->expected_s = 0;
     s->prompted_at = mxd_now();
@@ -85,6 +89,7 @@ mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
         return mxd_fail(err, MXD_ERR_ARGUMENT, "cannot truncate %zu tokens to %zu", s->token_count, n);
     s->token_count = n;
     if (s->done > n) s->done = n;
+    mxd_forget_looks(s, n);
     if (s->draft_done > s->done) s->draft_done = s->done;
     s->guess_count = 0;
     s->prompt_end = s->output_from = n;
@@ -114,6 +119,15 @@ void mxd_seq_set_drafter(mxd_seq *s, mxd_draft_function *function, void *arg) {
 
 const uint8_t *mxd_seq_drafted(const mxd_seq *s) {
     return s->drafted;
+}
+
+const mxd_token_record *mxd_seq_records(const mxd_seq *s) {
+    return s->records;
+}
+
+void mxd_seq_set_core_rule(mxd_seq *s, mxd_core_function *function, void *arg) {
+    s->core_rule = function;
+    s->core_rule_arg = arg;
 }
 
 const uint32_t *mxd_seq_tokens(const mxd_seq *s, size_t *n) {
@@ -215,6 +229,7 @@ static void acceptance_json(const mxd_stats *t, char *out, size_t cap) {
 
 size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
     static const char *const stops[] = {"none", "eos", "limit", "context", "string"};
+    static const char *const precisions[] = {"auto", "base", "full"};
     static const char *const drafters[] = {"auto", "off", "ngram", "model"};
     const mxd_engine *g = s->engine;
     char acceptance[8 * 12];
@@ -227,17 +242,19 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         "\"first_token_s\": %.6f, \"prefill_tok_per_s\": %.3f, \"decode_tok_per_s\": %.3f, \"draft\": \"%s\", "
         "\"drafted\": %llu, \"accepted\": %llu, \"steps\": %llu, \"tokens_per_step\": %.4f, "
         "\"acceptance_by_position\": [%s], \"draft_s\": %.6f, \"verify_s\": %.6f, \"sample_s\": %.6f, "
-        "\"expected_gain\": %.4f, \"gain\": %.4f, \"core_fraction\": {\"compute\": 0, "
-        "\"precision\": 0, \"memory\": 0}, \"bytes_read\": %llu, \"peak_rss_bytes\": %llu, \"stop\": \"%s\", "
+        "\"expected_gain\": %.4f, \"gain\": %.4f, \"core_fraction\": {\"compute\": %.4f, "
+        "\"precision\": %.4f, \"memory\": 0}, \"due\": %llu, \"bytes_read\": %llu, \"peak_rss_bytes\": %llu, \"stop\": \"%s\", "
         "\"seed\": %llu, \"threads\": %u, \"ctx\": %u, \"precision\": \"%s\", \"kernels\": {\"matmul_mxfp4\": \"%s\", "
         "\"matmul_mxint8\": \"%s\", \"attention\": \"%s\", \"quantize\": \"%s\"}}",
         (unsigned long long)t.prompt_tokens, (unsigned long long)t.generated_tokens, t.prefill_s, t.decode_s,
         t.first_token_s, ratio((double)t.prompt_tokens, t.prefill_s), ratio(decoded(&t), t.decode_s),
         s->drafter && g->draft != MXD_DRAFT_OFF ? "caller" : drafters[g->draft], (unsigned long long)t.drafted,
         (unsigned long long)t.accepted, (unsigned long long)t.steps, ratio(decoded(&t), (double)t.steps), acceptance,
-        t.draft_s, t.verify_s, t.sample_s, t.expected_gain, t.gain, (unsigned long long)t.bytes_read,
+        t.draft_s, t.verify_s, t.sample_s, t.expected_gain, t.gain,
+        ratio((double)t.drafted, (double)(t.drafted + t.steps)), ratio((double)t.core, (double)t.generated_tokens),
+        (unsigned long long)t.due, (unsigned long long)t.bytes_read,
         (unsigned long long)t.peak_rss_bytes, stops[s->stop], (unsigned long long)s->sampling.seed, g->plan.threads,
-        g->plan.ctx, g->precision ? "full" : "base", g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,
+        g->plan.ctx, precisions[g->plan.precision], g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,
         g->kernel_names.attention, g->kernel_names.quantize);
     return (size_t)len;
 }

@@ -1,26 +1,31 @@
 /* Start here: the engine's step. Prompts are read in chunks; a sequence that generates runs its newest token and what
- * was drafted behind it, and keeps what its own choices confirm. */
+ * was drafted behind it, and keeps what its own choices confirm. Under mixed precision a step has two passes: one at base
+ * precision, and one at full precision for rows that turned out to be core, for those that are due, and for prompts. */
 #include <string.h>
 
 #include "draft_base.h"
 #include "draft_model.h"
+#include "precision.h"
 
-/* One sequence's part of a step: rows first..first+rows of its own tokens, its drafted ones behind them. */
+/* One sequence's part of a pass: rows first..first+rows of its own tokens, its drafted ones behind them. */
 typedef struct part {
     mxd_seq *seq;
+    size_t from;    /* position of its first row */
     size_t rows, first;
-    size_t outcome; /* of its newest token, if the step reaches it; then those of the drafted ones */
+    size_t outcome; /* of its newest token, if the pass reaches it; then those of the drafted ones */
     int reaches_end, decoding;
     uint32_t accepted, accepted_node[MXD_MAX_DRAFT]; /* drafted tokens that were processed and are now committed */
 } part;
 
-typedef struct step {
+/* One pass of a step through the model. */
+typedef struct pass {
     mxd_engine *g;
+    int full; /* at full precision */
     part parts[MXD_MAX_SEQS];
     size_t count, rows; /* rows: of the sequences' own tokens */
     double draft_s, verify_s, sample_s;
     int asked_model; /* the trained drafter had guesses to verify or to deepen */
-} step;
+} pass;
 
 static int runs(const mxd_seq *s) {
     return s->stop == MXD_STOP_NONE && s->token_count > s->done;
@@ -47,24 +52,20 @@ static uint64_t kv_bytes(const mxd_engine *g, size_t positions) {
     return (uint64_t)positions * c->layers * 2 * c->kv_heads * c->head_dim * sizeof *g->kv;
 }
 
-/* A decode step is one whose tokens were all chosen here; the others are prefill. */
-static void account(const step *t, const part *p, double seconds) {
+/* What a pass did for one sequence. A decode step is one whose tokens were all chosen here; the others are prefill. */
+static void account(const pass *t, const part *p) {
     mxd_seq *s = p->seq;
     mxd_stats *stats = &s->stats;
-    if (!p->decoding) {
-        stats->prefill_s += seconds;
-        return;
-    }
-    stats->steps++;
-    stats->decode_s += seconds;
+    const mxd_engine *g = s->engine;
+    if (!p->decoding) return;
     stats->draft_s += t->draft_s;
     stats->verify_s += t->verify_s;
     stats->sample_s += t->sample_s;
-    const mxd_engine *g = s->engine;
-    stats->bytes_read += mxd_weight_bytes(g, g->precision) + kv_bytes(g, s->done) + g->draft_bytes;
+    stats->bytes_read += mxd_weight_bytes(g, t->full) + kv_bytes(g, s->done) + g->draft_bytes;
+    if (t->full != mxd_first_pass(g)) return; /* a second look */
     s->expected_tokens += 1;
     for (uint32_t i = 0; i < s->proposal.count; i++) s->expected_tokens += (double)s->proposal.path[i];
-    s->expected_s += mxd_policy_step_cost(&s->engine->policy, s->engine->row_count) / (double)t->count;
+    s->expected_s += mxd_policy_step_cost(&g->policy, g->row_count) / (double)t->count;
 }
 
 /* ---- drafting ---- */
@@ -74,8 +75,9 @@ static const float SURE = 0.8f;
 
 /* Most tokens that may be drafted: the one chosen behind them must still fit. */
 static size_t draft_limit(const mxd_engine *g, const mxd_seq *s) {
-    size_t most = g->draft_max, room = g->plan.ctx - s->token_count - 1;
+    size_t most = g->draft_max, room = g->plan.ctx - s->token_count - 1, base_room = mxd_base_room(s) - 1;
     if (most > room) most = room;
+    if (most > base_room) most = base_room;
     if (s->sampling.max_tokens) {
         size_t left = s->sampling.max_tokens - (size_t)s->stats.generated_tokens - 1;
         if (most > left) most = left;
@@ -142,11 +144,11 @@ static int ask_drafters(mxd_engine *g, mxd_seq *const *seqs, const size_t *most,
     }
     if (g->features) mxd_draft_model_propose(g, seqs, left, n, rows);
     for (size_t i = 0; i < n; i++) graft(&seqs[i]->proposal, &found[i]);
-    if (g->precision && n == 1 && g->draft == MXD_DRAFT_AUTO) mxd_draft_base(g, seqs[0], most[0]);
+    if (mxd_first_pass(g) && n == 1 && g->draft == MXD_DRAFT_AUTO) mxd_draft_base(g, seqs[0], most[0]);
     return asked_model;
 }
 
-static mxd_status propose(step *t, mxd_error *err) {
+static mxd_status propose(pass *t, mxd_error *err) {
     mxd_engine *g = t->g;
     mxd_proposal *proposals[MXD_MAX_SEQS];
     mxd_seq *drafting[MXD_MAX_SEQS];
@@ -160,7 +162,8 @@ static mxd_status propose(step *t, mxd_error *err) {
         s->proposal.count = 0;
         wanted += (size_t)p->reaches_end;
         sampled |= !mxd_is_greedy(&s->sampling);
-        size_t limit = p->decoding && g->draft != MXD_DRAFT_OFF ? draft_limit(g, s) : 0;
+        int drafts = p->decoding && g->draft != MXD_DRAFT_OFF && t->full == mxd_first_pass(g);
+        size_t limit = drafts ? draft_limit(g, s) : 0;
         if (limit == 0) continue;
         if (s->drafter) status = ask_caller(s, limit, err);
         else drafting[asked] = s, most[asked++] = limit;
@@ -176,21 +179,24 @@ static mxd_status propose(step *t, mxd_error *err) {
 
 /* ---- rows ---- */
 
-/* Divide the step among the sequences: one row for each that runs, so that nobody starves; what is left goes to
- * prompts in order. */
-static void divide(step *t, mxd_seq *const *seqs, size_t n) {
-    size_t left = t->g->max_rows;
-    for (size_t i = 0; i < n; i++) left -= (size_t)runs(seqs[i]);
+/* Divide the pass among the sequences whose next row is of its precision: one row for each, so that nobody starves;
+ * what is left goes to those with more in order: prompts, and rows that a pass at full precision catches up. */
+static void divide(pass *t, mxd_seq *const *seqs, size_t n) {
+    const mxd_engine *g = t->g;
+    size_t left = g->max_rows;
+    for (size_t i = 0; i < n; i++) left -= (size_t)(runs(seqs[i]) && mxd_runs_full(seqs[i]) == t->full);
     for (size_t i = 0; i < n; i++) {
         mxd_seq *s = seqs[i];
-        s->output_from = s->token_count;
-        s->text_len = 0;
-        if (!runs(s)) continue;
-        size_t pending = s->token_count - s->done, more = pending - 1 < left ? pending - 1 : left;
+        if (!runs(s) || mxd_runs_full(s) != t->full) continue;
+        size_t from = g->mixes && t->full ? s->full_done : s->done;
+        size_t pending = s->token_count - from, more = pending - 1 < left ? pending - 1 : left;
         left -= more;
         t->rows += 1 + more;
-        t->parts[t->count++] = (part){
-            .seq = s, .rows = 1 + more, .reaches_end = 1 + more == pending, .decoding = s->done >= s->prompt_end};
+        t->parts[t->count++] = (part){.seq = s,
+                                      .from = from,
+                                      .rows = 1 + more,
+                                      .reaches_end = 1 + more == pending,
+                                      .decoding = s->done >= s->prompt_end};
     }
 }
 
@@ -227,7 +233,7 @@ static void move_into_cache(mxd_engine *g, const mxd_row *row) {
                        c->head_dim * sizeof *g->kv);
 }
 
-static void fill_rows(step *t) {
+static void fill_rows(pass *t) {
     mxd_engine *g = t->g;
     size_t outcome = 0;
     g->row_count = g->side_used = 0;
@@ -239,7 +245,7 @@ static void fill_rows(step *t) {
         p->outcome = outcome;
         for (size_t k = 0; k < p->rows; k++) {
             int newest = p->reaches_end && k + 1 == p->rows;
-            add_row(g, s, s->done + k, s->tokens[s->done + k], newest ? wants : MXD_WANTS_NOTHING);
+            add_row(g, s, p->from + k, s->tokens[p->from + k], newest ? wants : MXD_WANTS_NOTHING);
         }
         add_drafted(g, s, g->row_count - 1, wants);
         if (p->reaches_end) outcome += 1 + s->proposal.count;
@@ -248,8 +254,26 @@ static void fill_rows(step *t) {
 
 /* ---- choosing ---- */
 
-/* Commit what the sequence chooses behind its newest token, and behind each drafted token that was the choice. */
-static void choose(step *t, part *p) {
+/* What the sequence chooses behind the row at s->done. */
+static uint32_t choose_token(mxd_engine *g, mxd_seq *s, const mxd_outcome *outcome) {
+    if (!outcome->logits) return outcome->winner;
+    return mxd_sample(&g->kernels, &s->sampling, outcome->logits, g->model->config.vocab, s->tokens, s->token_count,
+                      &g->scratch);
+}
+
+static void commit(mxd_seq *s, uint32_t token, int drafted, mxd_token_record record) {
+    size_t at = s->token_count - s->output_from;
+    record.token = token;
+    s->drafted[at] = (uint8_t)drafted;
+    s->records[at] = record;
+    s->stats.core += record.look == MXD_LOOK_CORE;
+    s->stats.due += record.look == MXD_LOOK_DUE;
+    mxd_seq_commit(s, token);
+}
+
+/* Commit what the sequence chooses behind its newest token, and behind each drafted token that was the choice, up to a
+ * row that turns out to be core. */
+static void choose(pass *t, part *p) {
     mxd_engine *g = t->g;
     mxd_seq *s = p->seq;
     const mxd_proposal *d = &s->proposal;
@@ -258,64 +282,126 @@ static void choose(step *t, part *p) {
     s->stats.drafted += d->count;
     for (;;) {
         const mxd_outcome *outcome = &g->outcomes[p->outcome + (size_t)(node + 1)];
-        uint32_t token = outcome->winner;
-        if (outcome->logits)
-            token = mxd_sample(&g->kernels, &s->sampling, outcome->logits, g->model->config.vocab, s->tokens,
-                               s->token_count, &g->scratch);
+        mxd_token_record record = mxd_inspect(g, s, outcome);
+        if (g->mixes && !t->full && mxd_turns_core(s, &record)) return;
+        if (g->mixes && t->full) record = mxd_resolve(s, &record);
+        if (node >= 0) p->accepted_node[p->accepted++] = (uint32_t)node;
+        uint32_t token = choose_token(g, s, outcome);
+        s->done++;
         int32_t next = find_child(d, node, token);
-        s->drafted[s->token_count - s->output_from] = next >= 0;
         size_t bin = depth < 7 ? depth : 7;
         for (uint32_t i = 0; i < d->count; i++) {
             if (d->parent[i] != node) continue;
             mxd_policy_learn(&g->policy, d->kind[i], (int32_t)i == next);
             s->stats.drafted_at[bin]++;
         }
-        mxd_seq_commit(s, token);
+        commit(s, token, next >= 0, record);
         if (next < 0) return;
         s->stats.accepted++;
         s->stats.accepted_at[bin]++;
         if (s->stop != MXD_STOP_NONE) return; /* the last token stays to be processed, as in plain decoding */
-        p->accepted_node[p->accepted++] = (uint32_t)next;
         const mxd_row *row = &g->rows[p->first + p->rows + (size_t)next];
         if (row->beside) move_into_cache(g, row);
-        s->done++;
         node = next;
         depth++;
     }
 }
 
-static void choose_all(step *t) {
+static void choose_all(pass *t) {
+    const mxd_engine *g = t->g;
     double start = mxd_now();
     for (size_t i = 0; i < t->count; i++) {
         part *p = &t->parts[i];
         mxd_seq *s = p->seq;
-        s->done += p->rows;
-        if (!p->reaches_end) continue;
+        size_t processed = p->from + p->rows;
+        if (g->mixes && t->full) s->full_done = processed;
+        if (!p->reaches_end) {
+            if (s->done < processed) s->done = processed;
+            continue;
+        }
+        s->done = processed - 1;
         int first = s->stats.generated_tokens == 0;
         choose(t, p);
-        if (first) s->stats.first_token_s = mxd_now() - s->prompted_at;
+        if (first && s->stats.generated_tokens > 0) s->stats.first_token_s = mxd_now() - s->prompted_at;
 #ifdef MXD_DEBUG
-        poison(t->g, s, s->proposal.count);
+        poison(g, s, s->proposal.count);
 #endif
     }
     t->sample_s = mxd_now() - start;
 }
 
-/* The trained drafter reads what the step made of the positions that are now processed. */
-static void follow(step *t) {
+/* The trained drafter reads what the pass made of the positions that are now processed and that it has not read. */
+static void follow(pass *t) {
     mxd_seq *seqs[MXD_MAX_SEQS];
     size_t counts[MXD_MAX_SEQS], used = 0;
     const uint32_t *rows[MXD_MAX_SEQS];
     for (size_t i = 0; i < t->count; i++) {
         const part *p = &t->parts[i];
+        const mxd_seq *s = p->seq;
         uint32_t *mine = t->g->step_rows + used;
-        for (size_t k = 0; k < p->rows; k++) mine[k] = (uint32_t)(p->first + k);
-        for (uint32_t k = 0; k < p->accepted; k++)
-            mine[p->rows + k] = (uint32_t)(p->first + p->rows) + p->accepted_node[k];
-        seqs[i] = p->seq, rows[i] = mine, counts[i] = p->rows + p->accepted;
-        used += counts[i];
+        size_t own = p->from + p->rows < s->done ? p->rows : s->done - p->from, n = 0; /* less one that turned core */
+        for (size_t k = p->from < s->draft_done ? s->draft_done - p->from : 0; k < own; k++)
+            mine[n++] = (uint32_t)(p->first + k);
+        for (uint32_t k = 0; k < p->accepted; k++) mine[n++] = (uint32_t)(p->first + p->rows) + p->accepted_node[k];
+        seqs[i] = p->seq, rows[i] = mine, counts[i] = n;
+        used += n;
     }
     mxd_draft_model_follow(t->g, seqs, rows, counts, t->count);
+}
+
+/* ---- the step ---- */
+
+/* Run the sequences' rows that are of one precision; whether there were any. */
+static mxd_status run_pass(pass *t, mxd_seq *const *seqs, size_t n, mxd_error *err) {
+    mxd_engine *g = t->g;
+    double start = mxd_now();
+    g->draft_bytes = 0;
+    divide(t, seqs, n);
+    if (t->count == 0) return MXD_OK;
+    mxd_status status = propose(t, err);
+    if (status) return status;
+    double before = mxd_now();
+    fill_rows(t);
+    status = mxd_forward(g, t->full, err);
+    if (status == MXD_ERR_NUMERIC && g->row_count > t->rows) {
+        /* The fault may be that of a wrong draft, which plain decoding would never meet. */
+        for (size_t i = 0; i < t->count; i++) t->parts[i].seq->proposal.count = 0;
+        fill_rows(t);
+        status = mxd_forward(g, t->full, err);
+    }
+    if (status) return status;
+    t->verify_s = mxd_now() - before;
+    size_t verified = g->row_count;
+    choose_all(t);
+    if (g->features) {
+        before = mxd_now();
+        follow(t);
+        t->draft_s += mxd_now() - before;
+    }
+    for (size_t i = 0; i < t->count; i++) account(t, &t->parts[i]);
+    const mxd_seq *only = t->parts[0].seq;
+    if (t->count == 1 && t->parts[0].decoding && t->full == mxd_first_pass(g))
+        mxd_policy_observe(&g->policy, verified, mxd_now() - start, only->token_count - only->output_from,
+                           t->asked_model);
+    return MXD_OK;
+}
+
+/* Under mixed precision, after the pass at base precision: whether those that wait for full precision get it now. */
+static int catches_up(mxd_seq *const *seqs, size_t n) {
+    size_t waiting = 0, others = 0;
+    uint32_t longest = 0;
+    for (size_t i = 0; i < n; i++) {
+        mxd_seq *s = seqs[i];
+        if (!runs(s)) continue;
+        if (!mxd_runs_full(s)) {
+            others++;
+            continue;
+        }
+        if (s->done < s->prompt_end) return 1; /* prompts never wait */
+        waiting++;
+        if (++s->waited > longest) longest = s->waited;
+    }
+    return mxd_schedule_catches_up(waiting, others, longest);
 }
 
 mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
@@ -326,47 +412,65 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
             return mxd_fail(err, MXD_ERR_ARGUMENT, "sequence %zu is closed, repeated or of another engine", i);
         used |= 1ull << seqs[i]->slot;
     }
-    step t = {.g = g};
+    int decoding[MXD_MAX_SEQS] = {0}, prefilling[MXD_MAX_SEQS] = {0}, any = 0;
+    for (size_t i = 0; i < n; i++) {
+        mxd_seq *s = seqs[i];
+        s->output_from = s->token_count;
+        s->text_len = 0;
+        if (!runs(s)) continue;
+        decoding[i] = s->done >= s->prompt_end;
+        prefilling[i] = !decoding[i];
+        any = 1;
+    }
+    for (size_t i = 0; i < n && !any; i++) /* else a loop until the stop would never end */
+        if (seqs[i]->stop == MXD_STOP_NONE)
+            return mxd_fail(err, MXD_ERR_ARGUMENT, "sequence %zu has no token to process: prompt it first", i);
     double start = mxd_now();
-    g->draft_bytes = 0;
-    divide(&t, seqs, n);
-    if (t.count == 0) {
-        for (size_t i = 0; i < n; i++) /* else a loop until the stop would never end */
-            if (seqs[i]->stop == MXD_STOP_NONE)
-                return mxd_fail(err, MXD_ERR_ARGUMENT, "sequence %zu has no token to process: prompt it first", i);
-        return MXD_OK;
-    }
-    mxd_status status = propose(&t, err);
-    if (status) return status;
-    double before = mxd_now();
-    fill_rows(&t);
-    status = mxd_forward(g, g->precision, err);
-    if (status == MXD_ERR_NUMERIC && g->row_count > t.rows) {
-        /* The fault may be that of a wrong draft, which plain decoding would never meet. */
-        for (size_t i = 0; i < t.count; i++) t.parts[i].seq->proposal.count = 0;
-        fill_rows(&t);
-        status = mxd_forward(g, g->precision, err);
+    pass first = {.g = g, .full = mxd_first_pass(g)};
+    mxd_status status = run_pass(&first, seqs, n, err);
+    if (!status && g->mixes && catches_up(seqs, n)) {
+        pass second = {.g = g, .full = 1};
+        status = run_pass(&second, seqs, n, err);
     }
     if (status) return status;
-    t.verify_s = mxd_now() - before;
-    size_t verified = g->row_count;
-    choose_all(&t);
-    if (g->features) {
-        before = mxd_now();
-        follow(&t);
-        t.draft_s += mxd_now() - before;
-    }
     double seconds = mxd_now() - start;
-    for (size_t i = 0; i < t.count; i++) account(&t, &t.parts[i], seconds);
-    if (t.count == 1 && t.parts[0].decoding)
-        mxd_policy_observe(&g->policy, verified, seconds, t.parts[0].seq->token_count - t.parts[0].seq->output_from,
-                           t.asked_model);
+    for (size_t i = 0; i < n; i++) {
+        seqs[i]->stats.steps += (uint64_t)decoding[i];
+        if (decoding[i]) seqs[i]->stats.decode_s += seconds;
+        if (prefilling[i]) seqs[i]->stats.prefill_s += seconds;
+    }
+    return MXD_OK;
+}
+
+/* Logits of the next of ids[n] tokens behind the sequence; returns how many through `count`. */
+static mxd_status force(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, size_t *count, mxd_error *err) {
+    mxd_engine *g = s->engine;
+    size_t vocab = g->model->config.vocab, chunk = mxd_logit_chunk(g);
+    int full = mxd_runs_full(s);
+    size_t from = g->mixes && full ? s->full_done : s->done; /* one new row then, the last */
+    size_t rows = g->mixes && full ? s->done + 1 - from : n < chunk ? n : chunk;
+    if (rows > chunk) rows = chunk;
+    if (!full && rows > mxd_base_room(s)) rows = mxd_base_room(s);
+    g->row_count = g->side_used = 0;
+    for (size_t k = 0; k < rows; k++) {
+        mxd_wants wants = from + k < s->done ? MXD_WANTS_NOTHING : MXD_WANTS_LOGITS;
+        add_row(g, s, from + k, from + k < s->done ? s->tokens[from + k] : ids[from + k - s->done], wants);
+    }
+    mxd_status status = mxd_forward(g, full, err);
+    if (status) return status;
+    if (g->mixes && full) s->full_done = from + rows;
+    *count = 0;
+    for (size_t i = 0; i < g->outcome_count; i++, s->done++, ++*count) {
+        mxd_token_record record = mxd_inspect(g, s, &g->outcomes[i]);
+        if (g->mixes && !full && mxd_turns_core(s, &record)) break;
+        if (g->mixes && full) mxd_resolve(s, &record);
+        memcpy(logits + i * vocab, g->outcomes[i].logits, vocab * sizeof *logits);
+    }
     return MXD_OK;
 }
 
 mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
     mxd_engine *g = s->engine;
-    size_t vocab = g->model->config.vocab;
     mxd_status status = mxd_seq_check_ids(s, ids, n, err);
     if (status) return status;
     if (s->done != s->token_count)
@@ -374,14 +478,8 @@ mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logi
     if (n > g->plan.ctx - s->token_count)
         return mxd_fail(err, MXD_ERR_CONTEXT, "%zu tokens, context %u", s->token_count + n, g->plan.ctx);
     memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
-    size_t chunk = mxd_logit_chunk(g);
-    for (size_t i = 0; i < n; i += g->row_count) {
-        g->row_count = g->side_used = 0;
-        for (size_t k = i; k < n && k < i + chunk; k++) add_row(g, s, s->done + k - i, ids[k], MXD_WANTS_LOGITS);
-        if ((status = mxd_forward(g, g->precision, err))) return status;
-        for (size_t m = 0; m < g->row_count; m++)
-            memcpy(logits + (i + m) * vocab, g->outcomes[m].logits, vocab * sizeof *logits);
-        s->done += g->row_count;
+    for (size_t i = 0, count; i < n; i += count) {
+        if ((status = force(s, ids + i, n - i, logits + i * g->model->config.vocab, &count, err))) return status;
         s->token_count = s->done;
     }
     s->prompt_end = s->output_from = s->token_count;

@@ -39,6 +39,8 @@ mxd_status mxd_verify(mxd_engine *g, char hex[65], mxd_error *err) {
     mxd_sha256 sha;
     mxd_sha256_init(&sha);
     const uint8_t *entry = m->golden.entries;
+    int mixes = g->mixes;
+    g->mixes = 0; /* golden are the planes, throughout */
     for (uint32_t p = 0; !status && p < m->golden.prompts; p++) {
         uint32_t count = mxd_load_u32(entry);
         for (uint32_t i = 0; i < count; i++) ids[i] = mxd_load_u32(entry + 4 + 4 * i);
@@ -48,6 +50,7 @@ mxd_status mxd_verify(mxd_engine *g, char hex[65], mxd_error *err) {
         status = digest_prompt(s, ids, count, m->golden.greedy, logits, &sha, err);
         mxd_seq_close(&s);
     }
+    g->mixes = mixes;
     free(logits);
     free(ids);
     if (status) return status;

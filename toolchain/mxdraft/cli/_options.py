@@ -69,6 +69,8 @@ class EngineOptions(TypedDict):
     threads: int
     ctx: int
     precision: Precision
+    core_fraction: float | None
+    catch_up: int | None
 
 
 class DraftOptions(TypedDict, total=False):
@@ -86,7 +88,13 @@ engine_options = options(
     ),
     click.option("--ctx", type=whole(0, 1 << 20), default="0", help="Context; 0 = min(2048, the model's)."),
     word_option(
-        "--precision", ("auto", "base", "full"), "auto", "Weight planes; auto = full if the bundle has it."
+        "--precision", ("auto", "base", "full"), "auto", "Weight planes; auto = full where it matters."
+    ),
+    click.option(
+        "--core-fraction", type=real(0, 1), help="Tokens at full precision under auto; else the bundle's."
+    ),
+    click.option(
+        "--catch-up", type=whole(1, 32), help="Most tokens from one full pass to the next; else the bundle's."
     ),
 )
 

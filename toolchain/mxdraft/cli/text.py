@@ -137,7 +137,13 @@ def tokenize(
 
 
 def _open_engine(model: Model, run: _RunOptions) -> Engine:
-    options: EngineOptions = {"threads": run["threads"], "ctx": run["ctx"], "precision": run["precision"]}
+    options: EngineOptions = {
+        "threads": run["threads"],
+        "ctx": run["ctx"],
+        "precision": run["precision"],
+        "core_fraction": run["core_fraction"],
+        "catch_up": run["catch_up"],
+    }
     engine = open_engine(model, options, draft=run["draft"], draft_max=run["draft_max"])
     if run["draft"] != "off":
         know_costs(engine)

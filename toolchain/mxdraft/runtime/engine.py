@@ -30,10 +30,15 @@ Drafter = Callable[[list[int], int], "list[int] | list[tuple[int, int]]"]
 Stop = Literal["none", "eos", "limit", "context", "string"]
 BenchFormat = Literal["table", "csv", "json"]
 
+# Whether a row that base precision computed shall get full precision.
+CoreRule = Callable[["TokenRecord"], bool]
+Look = Literal["none", "core", "due", "all"]
+
 _PRECISIONS: tuple[Precision, ...] = ("auto", "base", "full")
 _DRAFTS: tuple[Draft, ...] = ("auto", "off", "ngram", "model")
 _STOPS: tuple[Stop, ...] = ("none", "eos", "limit", "context", "string")
 _BENCH_FORMATS: tuple[BenchFormat, ...] = ("table", "csv", "json")
+_LOOKS: tuple[Look, ...] = ("none", "core", "due", "all")
 _NO_BOS = 0xFFFFFFFF
 
 
@@ -79,6 +84,21 @@ class Piece(NamedTuple):
 
     text: bytes
     ids: list[int]
+
+
+class TokenRecord(NamedTuple):
+    """What was known of the row that chose a token (mxdraft.h, ``mxd_token_record``). ``base_token`` is None
+    if base precision was not asked."""
+
+    position: int
+    token: int
+    base_token: int | None
+    margin: float
+    confidence: float
+    attention: float
+    history: float
+    score: float
+    look: Look
 
 
 class Verification(NamedTuple):
@@ -212,10 +232,12 @@ class Model(_Handle):
         max_seqs: int | None = None,
         max_rows: int | None = None,
         draft: Draft = "auto",
+        core_fraction: float | None = None,
+        catch_up: int | None = None,
     ) -> Plan:
         """What an engine with these options would allocate; it may exceed ``available``."""
         library = load()
-        options = _options(ctx, threads, precision, max_seqs, max_rows, draft)
+        options = _options(ctx, threads, precision, max_seqs, max_rows, draft, core_fraction, catch_up)
         raw = library.ffi.new("mxd_plan *")
         library.call(library.lib.mxd_plan_memory, self._pointer, options, raw)
         return _plan(raw)
@@ -237,7 +259,9 @@ class Engine(_Handle):
     """One arena (KV cache, activations) and a thread pool. 0 means the library's default (mxdraft.h).
 
     ``draft`` says who drafts for speculation, ``draft_max`` how many tokens a step at most, ``draft_min`` how
-    many whether it pays or not; what is generated does not depend on them.
+    many whether it pays or not; what is generated does not depend on them. Under precision ``auto``,
+    ``core_fraction`` of the rows get full precision and ``catch_up`` is the most rows from one pass at full
+    precision to the next; None: as the bundle says.
 
     Raises CapacityError if the plan does not fit memory, UsageError on an option out of range or a precision
     or drafter that the bundle lacks.
@@ -254,9 +278,11 @@ class Engine(_Handle):
         draft: Draft = "auto",
         draft_max: int = 0,
         draft_min: int = 0,
+        core_fraction: float | None = None,
+        catch_up: int | None = None,
     ) -> None:
         library = load()
-        options = _options(ctx, threads, precision, max_seqs, max_rows, draft)
+        options = _options(ctx, threads, precision, max_seqs, max_rows, draft, core_fraction, catch_up)
         options.draft_max = draft_max
         options.draft_min = draft_min
         box = library.ffi.new("mxd_engine **")
@@ -368,6 +394,7 @@ class Sequence(_Handle):
         super().__init__(box, library.lib.mxd_seq_close, engine)
         self.engine = engine  # keeps it open
         self._drafter: Any = None
+        self._core_rule: Any = None
 
     def prompt(self, ids: Iterable[int]) -> None:
         """Queue tokens; clears a stop and restarts ``max_tokens`` and the statistics.
@@ -416,6 +443,18 @@ class Sequence(_Handle):
         pointer = self._drafter or library.ffi.NULL
         library.lib.mxd_seq_set_drafter(self._pointer, pointer, library.ffi.NULL)
 
+    def decide_core_with(self, rule: CoreRule | None) -> None:
+        """Under precision ``auto``, let ``rule`` decide which rows get full precision; None: the engine."""
+        library = load()
+
+        def call(_: Any, row: Any) -> int:
+            assert rule is not None
+            return int(rule(_record(row)))
+
+        self._core_rule = rule and library.ffi.callback("mxd_core_function", call)
+        pointer = self._core_rule or library.ffi.NULL
+        library.lib.mxd_seq_set_core_rule(self._pointer, pointer, library.ffi.NULL)
+
     def logits(self, ids: Iterable[int]) -> NDArray[np.float32]:
         """Teacher forcing: append ``ids`` and return the logits of each, float32 [len(ids), vocab]."""
         import numpy as np
@@ -442,6 +481,12 @@ class Sequence(_Handle):
         """Which of ``output`` were drafted and accepted."""
         flags = load().lib.mxd_seq_drafted(self._pointer)
         return [bool(flags[i]) for i in range(len(self.output))]
+
+    @property
+    def records(self) -> list[TokenRecord]:
+        """What was known of each token of ``output``."""
+        records = load().lib.mxd_seq_records(self._pointer)
+        return [_record(records + i) for i in range(len(self.output))]
 
     @property
     def tokens(self) -> list[int]:
@@ -494,7 +539,14 @@ def version() -> str:
 
 
 def _options(
-    ctx: int, threads: int, precision: Precision, max_seqs: int | None, max_rows: int | None, draft: Draft
+    ctx: int,
+    threads: int,
+    precision: Precision,
+    max_seqs: int | None,
+    max_rows: int | None,
+    draft: Draft,
+    core_fraction: float | None,
+    catch_up: int | None,
 ) -> Any:
     if precision not in _PRECISIONS:
         raise UsageError(f"precision {precision!r}: expected one of {', '.join(_PRECISIONS)}")
@@ -506,11 +558,22 @@ def _options(
     options.threads = threads
     options.precision = _PRECISIONS.index(precision)
     options.draft = _DRAFTS.index(draft)
+    if core_fraction is not None:
+        if core_fraction < 0:
+            raise UsageError(f"core_fraction {core_fraction:g} is not in 0..1")
+        options.core_fraction = core_fraction
+    options.catch_up = catch_up or 0
     if max_seqs is not None:
         options.max_seqs = max_seqs
     if max_rows is not None:
         options.max_rows = max_rows
     return options
+
+
+def _record(raw: Any) -> TokenRecord:
+    values = {name: getattr(raw, name) for name in TokenRecord._fields}
+    values["base_token"] = None if raw.base_token == _NO_BOS else raw.base_token
+    return TokenRecord(**values | {"look": _LOOKS[raw.look]})
 
 
 def _plan(raw: Any) -> Plan:
