@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise, product
@@ -34,11 +35,12 @@ from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 from mxdraft.runtime._ffi import load
-from mxdraft.runtime.engine import Draft, Precision
+from mxdraft.runtime.engine import Draft, Precision, TokenRecord
 from numpy.typing import NDArray
 
 VOCAB = 500
 TOKENS = 8  # generated behind each prompt of the matrix
+MIXED: dict[str, Any] = {"core_fraction": 0.1, "catch_up": 4}  # under precision auto
 LENGTHS = range(9)  # drafted tokens of a step; 0: as many as may pay
 SAMPLINGS: dict[str, dict[str, float]] = {
     "greedy": {},
@@ -149,6 +151,7 @@ class Run(NamedTuple):
     accepted: int
     beside: int  # accepted nodes that had an elder sibling; of knowing drafters only
     expected: int  # what those count as accepted
+    records: list[list[TokenRecord]]  # what was known of each token
 
 
 def run_together(
@@ -173,6 +176,7 @@ def run_together(
         draft=draft,
         draft_min=length,
         draft_max=length,
+        **MIXED if precision == "auto" else {},
     ) as engine:
         if length == 0:
             set_costs(engine, row=0.001)  # else none would pay beside so many other rows
@@ -184,9 +188,12 @@ def run_together(
                 drafters.append(Knowing(knowing[0], len(prompt), knowing[1][seed].ids))
                 sequences[-1].draft_with(drafters[-1])
         texts = [b""] * len(prompts)
+        records: list[list[TokenRecord]] = [[] for _ in prompts]
         while any(sequence.stop == "none" for sequence in sequences):
             engine.step(sequences)
             texts = [text + sequence.text for text, sequence in zip(texts, sequences, strict=True)]
+            for known, sequence in zip(records, sequences, strict=True):
+                known += sequence.records
         stats = [sequence.stats for sequence in sequences]
         outcomes = [
             Outcome(sequence.tokens[len(prompt) :], text, sequence.stop, numbers["generated_tokens"])
@@ -198,6 +205,7 @@ def run_together(
         sum(numbers["accepted"] for numbers in stats),
         sum(drafter.beside for drafter in drafters),
         sum(drafter.accepted for drafter in drafters),
+        records,
     )
 
 
@@ -266,7 +274,7 @@ def compare(
     point = (drafter, sampling, length, threads, precision)
     assert run.outcomes == expected, point
     assert run.drafted > 0, point
-    if proposer and length > 0:  # every proposal was verified whole
+    if proposer and length > 0 and precision != "auto":  # every proposal was verified whole
         assert run.accepted == run.expected, point
     return run
 
@@ -297,6 +305,38 @@ def test_drafts_change_nothing_at_full_precision(drafting: Model, plain: Plain, 
     assert plain("greedy", "full") != plain("greedy", "base")
     for sampling, length in (("greedy", 0), ("greedy", 4), ("top_p", 8), ("min_p", 3)):
         compare(drafting, plain, drafter, sampling, length, 2 if length == 8 else 1, "full")
+
+
+@pytest.fixture(scope="module")
+def known(drafting: Model) -> Callable[[str], list[list[TokenRecord]]]:
+    """What is known of each token under mixed precision without drafts."""
+    return cache(lambda sampling: run_together(drafting, SAMPLINGS[sampling], precision="auto").records)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_change_nothing_under_mixed_precision(
+    drafting: Model, plain: Plain, known: Callable[[str], list[list[TokenRecord]]], drafter: str
+) -> None:
+    """Nor what is known of each token, nor which ones get full precision."""
+    for sampling, length, threads in (
+        ("greedy", 0, 1),
+        ("greedy", 1, 2),
+        ("greedy", 8, 1),
+        ("top_p", 3, 4),
+        ("min_p", 4, 1),
+    ):
+        run = compare(drafting, plain, drafter, sampling, length, threads, "auto")
+        assert run.records == known(sampling), (sampling, length)
+
+
+def test_mixed_precision_is_neither_of_the_two(
+    plain: Plain, known: Callable[[str], list[list[TokenRecord]]]
+) -> None:
+    looks = Counter(record.look for records in known("greedy") for record in records)
+    assert looks["all"] == len(PROMPTS)  # behind the prompts
+    assert min(looks["none"], looks["core"], looks["due"]) > 20
+    mixed = plain("greedy", "auto")
+    assert mixed not in (plain("greedy", "base"), plain("greedy", "full"))
 
 
 def test_prompts_of_the_matrix_end_in_several_ways(plain: Plain) -> None:

@@ -71,6 +71,7 @@ struct mxd_seq {
      * precision. */
     size_t full_done;
     int awaits_full;       /* the row at `done` ran at base precision and is core */
+    int catching_up;       /* a pass at full precision had no room for all rows up to the one at `done` */
     uint32_t waited;       /* steps since then */
     mxd_token_record awaiting; /* what base precision made of it */
     float flip_rate;       /* share of looks, lately, that changed the choice */

@@ -11,7 +11,7 @@ static size_t pending(const mxd_seq *s) {
 int mxd_runs_full(const mxd_seq *s) {
     const mxd_engine *g = s->engine;
     if (!g->mixes) return g->precision;
-    return s->awaits_full || s->done < s->prompt_end || pending(s) + 1 >= g->catch_up;
+    return s->awaits_full || s->catching_up || s->done < s->prompt_end || pending(s) + 1 >= g->catch_up;
 }
 
 size_t mxd_base_room(const mxd_seq *s) {
@@ -42,6 +42,11 @@ int mxd_turns_core(mxd_seq *s, const mxd_token_record *row) {
     return 1;
 }
 
+void mxd_caught_up(mxd_seq *s, size_t n) {
+    s->full_done = n;
+    s->catching_up = n <= s->done;
+}
+
 mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full) {
     mxd_token_record row = *full;
     row.look = s->done < s->prompt_end ? MXD_LOOK_ALL : MXD_LOOK_DUE;
@@ -58,7 +63,7 @@ mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full) {
 void mxd_forget_looks(mxd_seq *s, size_t n) {
     if (s->full_done > n) s->full_done = n;
     if (s->engine->mixes) s->done = s->full_done;
-    s->awaits_full = 0;
+    s->awaits_full = s->catching_up = 0;
     s->flip_rate = 0;
 }
 

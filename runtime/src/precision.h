@@ -14,6 +14,8 @@ size_t mxd_base_room(const mxd_seq *s);
 mxd_token_record mxd_inspect(const mxd_engine *g, const mxd_seq *s, const mxd_outcome *outcome);
 /* Whether that row waits for full precision; it then does, and its outcome counts for nothing. */
 int mxd_turns_core(mxd_seq *s, const mxd_token_record *row);
+/* A pass at full precision has processed the positions below n. */
+void mxd_caught_up(mxd_seq *s, size_t n);
 /* The row that waited, or was due, came out of a pass at full precision with this token. */
 mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full);
 /* Back to what a sequence is that holds nothing but a prompt of n tokens. */

@@ -77,7 +77,7 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
     s->stop = MXD_STOP_NONE;
     s->held_len = s->text_len = 0;
     s->guess_count = 0;
-    s->awaits_full = 0; /* the row is one of the prompt's now */
+    s->awaits_full = s->catching_up = 0; /* the row is one of the prompt's now */
     s->stats = (mxd_stats){.prompt_tokens = s->token_count - s->done};
     s->expected_tokens = s->expected_s = 0;
     s->prompted_at = mxd_now();

@@ -314,7 +314,7 @@ static void choose_all(pass *t) {
         part *p = &t->parts[i];
         mxd_seq *s = p->seq;
         size_t processed = p->from + p->rows;
-        if (g->mixes && t->full) s->full_done = processed;
+        if (g->mixes && t->full) mxd_caught_up(s, processed);
         if (!p->reaches_end) {
             if (s->done < processed) s->done = processed;
             continue;
@@ -458,7 +458,7 @@ static mxd_status force(mxd_seq *s, const uint32_t *ids, size_t n, float *logits
     }
     mxd_status status = mxd_forward(g, full, err);
     if (status) return status;
-    if (g->mixes && full) s->full_done = from + rows;
+    if (g->mixes && full) mxd_caught_up(s, from + rows);
     *count = 0;
     for (size_t i = 0; i < g->outcome_count; i++, s->done++, ++*count) {
         mxd_token_record record = mxd_inspect(g, s, &g->outcomes[i]);

@@ -10,8 +10,8 @@ Bools = NDArray[np.bool_]
 
 
 def fit(features: Floats, outcome: Bools, ridge: float = 1e-3) -> Floats:
-    """Weights [features + 1] (the last is the bias) of the log-odds, by Newton's method; ``ridge`` pulls all but
-    the bias towards 0, in units of observations' mean."""
+    """Weights [features + 1] of the log-odds, the bias last, by Newton's method; ``ridge`` times their
+    squares is added to the mean loss, but for the bias."""
     x = np.column_stack([features, np.ones(len(features))])
     penalty = np.full(x.shape[1], ridge * len(x))
     penalty[-1] = 0

@@ -88,6 +88,17 @@ class Schedule:
             raise RefusedError(f"{path}: not a schedule: {error}") from error
         return schedule
 
+    def threshold(self, core_fraction: float) -> float:
+        """Score of *precision* that this fraction of rows exceeds: ``mxd_schedule_threshold``."""
+        if not 0 < core_fraction < 1:
+            return -math.inf if core_fraction >= 1 else math.inf
+        for i, fraction in enumerate(FRACTIONS):
+            if fraction >= core_fraction:
+                before, low = (FRACTIONS[i - 1], self.thresholds[i - 1]) if i else (0.0, self.thresholds[0])
+                share = (core_fraction - before) / (fraction - before)
+                return low + share * (self.thresholds[i] - low)
+        return self.thresholds[-1]
+
     def pack(self) -> bytes:
         """The bytes of the section."""
         numbers = (self.core_fraction, self.catch_up, self.sinks, self.recent, self.core_tokens)

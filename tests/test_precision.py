@@ -1,0 +1,276 @@
+"""Mixed precision: which rows get full precision, what that makes of them, and that nothing but the tokens
+before decides it. (That drafts don't: test_speculation.py.)"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from malformed import build, sections_of
+from mxdraft import logistic
+from mxdraft.bundle import Bundle
+from mxdraft.errors import UsageError
+from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime.engine import TokenRecord
+from mxdraft.schedule import FRACTIONS, Schedule
+
+MIXED: dict[str, Any] = {"core_fraction": 0.1, "catch_up": 4, "draft": "off"}
+TEXT = [random.Random(1).randrange(3, 500) for _ in range(60)]
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Path) -> Iterator[Model]:
+    with Model(bundle) as opened:
+        yield opened
+
+
+def logits(engine: Engine, ids: list[int], rule: Any = None, pieces: int = 1) -> np.ndarray[Any, Any]:
+    with Sequence(engine) as sequence:
+        sequence.decide_core_with(rule)
+        return np.concatenate([sequence.logits(part) for part in np.array_split(ids, pieces)])
+
+
+def generate(engine: Engine, ids: list[int], rule: Any = None, **sampling: Any) -> list[int]:
+    with Sequence(engine, max_tokens=24, ignore_eos=True, **sampling) as sequence:
+        sequence.decide_core_with(rule)
+        for _ in sequence.generate(ids):
+            pass
+        return sequence.tokens
+
+
+# ---- what the passes compute ----
+
+
+def test_a_look_at_every_row_is_full_precision(model: Model) -> None:
+    with Engine(model, precision="full", draft="off") as full, Engine(model, **MIXED) as mixed:
+        assert (logits(mixed, TEXT, lambda _: True) == logits(full, TEXT)).all()
+        always = generate(mixed, TEXT[:5], lambda _: True, temperature=0.8, seed=3)
+        assert always == generate(full, TEXT[:5], temperature=0.8, seed=3)
+    with (
+        Engine(model, precision="full", draft="off") as full,
+        Engine(model, core_fraction=0.0, catch_up=1, draft="off") as due,
+    ):
+        if due.plan.precision == "auto":  # else every row would read more than full precision does
+            assert (logits(due, TEXT, lambda _: False) == logits(full, TEXT)).all()
+
+
+def test_rows_before_the_first_look_are_base_precision(model: Model) -> None:
+    with Engine(model, precision="base", draft="off") as base, Engine(model, **MIXED) as mixed:
+        expected = logits(base, TEXT)
+        seen: list[int] = []
+
+        def never(row: TokenRecord) -> bool:
+            seen.append(row.position)
+            return False
+
+        got = logits(mixed, TEXT, never)
+        assert (got[:3] == expected[:3]).all()
+        assert not (got[3] == expected[3]).all()  # the fourth is due
+        assert not (got[4] == expected[4]).all()  # and leaves others' keys and values behind
+        # Each fourth row is not asked, for it is computed at full precision at once.
+        assert seen == [position for position in range(1, len(TEXT) + 1) if position % 4]
+
+
+def test_a_look_repairs_the_rows_before_it(model: Model) -> None:
+    """Behind a look all keys and values are those of full precision, as behind a prompt."""
+    with Engine(model, **MIXED) as mixed, Engine(model, precision="full", draft="off") as full:
+        wanted = logits(full, TEXT)
+        got = logits(mixed, TEXT[:20], lambda row: row.position in (2, 3, 7, 10, 11))
+        for row in (1, 2, 6, 9, 10, 14, 18):  # looked at, the last two as due
+            assert (got[row] == wanted[row]).all(), row
+        for row in (3, 4, 5, 7, 8):
+            assert not (got[row] == wanted[row]).all(), row
+
+
+def test_records_tell_what_was_known(model: Model) -> None:
+    asked: dict[int, TokenRecord] = {}
+
+    def rule(row: TokenRecord) -> bool:
+        asked[row.position] = row
+        return row.position % 3 == 0
+
+    with Engine(model, precision="base", draft="off") as base, Engine(model, **MIXED) as mixed:
+        with Sequence(mixed, max_tokens=20, ignore_eos=True) as sequence:
+            sequence.decide_core_with(rule)
+            records = []
+            for _ in sequence.generate(TEXT[:4]):
+                records += sequence.records
+            tokens = sequence.tokens
+            stats = sequence.stats
+        assert [record.token for record in records] == tokens[4:]
+        assert [record.position for record in records] == list(range(4, 24))
+        assert records[0].look == "all"
+        for record in records[1:]:
+            if record.position not in asked:
+                assert (record.look, record.base_token) == ("due", None)
+                continue
+            known = asked[record.position]
+            assert record.look == ("core" if record.position % 3 == 0 else "none")
+            assert record.base_token == known.token
+            assert record.margin == known.margin >= 0
+            assert record.confidence == pytest.approx(np.exp(-record.margin), rel=1e-6)
+            assert 0 <= record.history <= 1
+        looks = [record.look for record in records]
+        assert stats["core_fraction"]["precision"] == pytest.approx(looks.count("core") / 20, abs=1e-4)
+        assert stats["due"] == looks.count("due")
+        # The margin is that of the two largest logits.
+        expected = np.sort(logits(base, TEXT), axis=1)
+        with Sequence(base, max_tokens=4, ignore_eos=True) as sequence:
+            sequence.prompt(TEXT)
+            base.step([sequence])
+            assert sequence.records[0].margin == expected[-1][-1] - expected[-1][-2]
+
+
+# ---- what decides ----
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_threads_and_chunks_change_nothing(model: Model, threads: int, rows: int) -> None:
+    with (
+        Engine(model, threads=1, max_rows=64, **MIXED) as one,
+        Engine(model, threads=threads, max_rows=rows, **MIXED) as other,
+    ):
+        expected = logits(one, TEXT)
+        for pieces in (1, 5, len(TEXT)):
+            assert (logits(other, TEXT, pieces=pieces) == expected).all()
+        for sampling in ({}, {"temperature": 1.0, "seed": 5}):
+            assert generate(one, TEXT[:9], **sampling) == generate(other, TEXT[:9], **sampling)
+
+
+def test_sequences_that_share_looks_are_as_alone(model: Model) -> None:
+    """They wait for each other, and for prompts that come later."""
+    prompts = [TEXT[i : i + 3 + i % 5] for i in range(20)]
+    with Engine(model, ctx=64, **MIXED) as engine:
+        alone = [generate(engine, prompt) for prompt in prompts]
+    with Engine(model, ctx=64, max_seqs=20, max_rows=24, threads=2, **MIXED) as engine:
+        running: list[Sequence] = []
+        idle = 0
+        while len(running) < 20 or any(sequence.stop == "none" for sequence in running):
+            if len(running) < 20:
+                running.append(Sequence(engine, max_tokens=24, ignore_eos=True))
+                running[-1].prompt(prompts[len(running) - 1])
+            engine.step(running)
+            idle += sum(sequence.stop == "none" and not sequence.output for sequence in running)
+        assert [sequence.tokens for sequence in running] == alone
+    assert idle > 0
+
+
+def test_second_prompts_and_truncation_leave_nothing_behind(model: Model) -> None:
+    with Engine(model, ctx=128, **MIXED) as engine:
+        with Sequence(engine, max_tokens=10, ignore_eos=True) as sequence:
+            for _ in sequence.generate(TEXT[:6]):
+                pass
+            for _ in sequence.generate(TEXT[6:9]):
+                pass
+            sequence.truncate(12)
+            kept = sequence.tokens
+            for _ in sequence.generate(TEXT[9:13]):
+                pass
+            after = sequence.tokens
+        with Sequence(engine, max_tokens=10, ignore_eos=True) as sequence:
+            for _ in sequence.generate(kept + TEXT[9:13]):
+                pass
+            assert sequence.tokens == after
+
+
+# ---- how many ----
+
+
+def scheduled(bundle: Path, folder: Path, **changes: Any) -> Path:
+    good = bundle.read_bytes()
+    schedule = dataclasses.replace(Schedule.default(Bundle(good).config.layers), **changes)
+    path = folder / "scheduled.mxb"
+    path.write_bytes(build(sections_of(good) | {"schedule": schedule.pack()}))
+    return path
+
+
+def test_precision_is_the_bundles_or_the_callers(bundle: Path, model: Model, tmp_path: Path) -> None:
+    with Engine(model) as plain, Engine(model, core_fraction=1) as all_core:
+        assert plain.plan.precision == all_core.plan.precision == "full"
+    assert model.plan(core_fraction=0.9).precision == "full"  # for less bytes than so many looks
+    assert model.plan(**MIXED).precision == "auto"  # type: ignore[arg-type]
+    with Model(scheduled(bundle, tmp_path, core_fraction=0.05, catch_up=8)) as ready:
+        assert ready.plan().precision == "auto"
+        assert ready.plan(core_fraction=1).precision == "full"
+        assert ready.plan(precision="base").precision == "base"
+        with Engine(ready) as engine:  # golden are the planes
+            assert engine.verify().digest == Engine(ready, precision="full").verify().digest
+
+
+def test_weights_and_thresholds_of_the_schedule_decide(bundle: Path, tmp_path: Path) -> None:
+    """About the fraction asked for is core if the thresholds are the quantiles of the scores."""
+    scores: list[float] = []
+    with Model(bundle) as model, Engine(model, **MIXED) as engine:
+        logits(engine, TEXT, lambda row: scores.append(row.confidence) or False)  # type: ignore[func-returns-value]
+    blend = {"alpha": -2.0, "beta": 0.0, "gamma": 0.0, "bias": 1.0}
+    thresholds = tuple(float(np.quantile(1 - 2 * np.array(scores), 1 - f)) for f in FRACTIONS)
+    path = scheduled(
+        bundle,
+        tmp_path,
+        precision=Schedule.default(4).precision._replace(**blend),
+        thresholds=thresholds,
+    )
+    with Model(path) as model:
+        for fraction in (0.0, 0.05, 0.15):
+            threshold = Schedule.unpack(Bundle.open(path).section("schedule").tobytes(), 4).threshold(
+                fraction
+            )
+            with Engine(model, core_fraction=fraction, catch_up=8, draft="off") as engine:
+                assert engine.plan.precision == "auto"
+                with Sequence(engine, max_tokens=100, ignore_eos=True) as sequence:
+                    records = []
+                    for _ in sequence.generate(TEXT[:2]):
+                        records += sequence.records
+            asked = [record for record in records if record.base_token is not None]
+            for record in asked:
+                assert record.score == pytest.approx(1 - 2 * record.confidence, abs=1e-6)
+                assert (record.look == "core") == (record.score > threshold)
+            core = sum(record.look == "core" for record in asked)
+            assert core == 0 if fraction == 0 else 0 < core < 0.6 * len(asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"core_fraction": 1.01}, "not in 0..1"),
+        ({"core_fraction": float("nan")}, "not in 0..1"),
+        ({"core_fraction": -0.5}, "not in 0..1"),
+        ({"catch_up": 33}, "not in 1..32"),
+        ({"precision": "base", "core_fraction": 0.5}, "for precision auto"),
+        ({"precision": "full", "catch_up": 4}, "for precision auto"),
+    ],
+)
+def test_impossible_options_are_refused(model: Model, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Engine(model, **options)
+
+
+# ---- the statistics that calibrate it ----
+
+
+def test_logistic_fit_finds_the_weights_of_its_data() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(20000, 3))
+    log_odds = features @ np.array([1.5, 0.0, -0.7]) - 0.5
+    outcome = rng.random(20000) < logistic.probability(log_odds)
+    assert logistic.fit(features, outcome, ridge=1e-6) == pytest.approx([1.5, 0, -0.7, -0.5], abs=0.1)
+    for predicted, seen, count in logistic.reliability(logistic.probability(log_odds), outcome):
+        assert predicted == pytest.approx(seen, abs=3 / count**0.5)
+
+
+def test_auc_counts_pairs() -> None:
+    rng = np.random.default_rng(1)
+    score = rng.integers(0, 6, 40).astype(float)
+    outcome = rng.random(40) < 0.4
+    pairs = [(a > b) + 0.5 * (a == b) for a in score[outcome] for b in score[~outcome]]
+    assert logistic.auc(score, outcome) == pytest.approx(np.mean(pairs))
+    threshold = logistic.best_threshold(score, outcome)
+    best = logistic.balanced_accuracy(score > threshold, outcome)
+    assert best == max(logistic.balanced_accuracy(score > t, outcome) for t in np.arange(-1, 7) + 0.5)
+    assert np.isnan(logistic.auc(score, np.ones(40, bool)))
