@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,7 @@ def calibrated(schedule: Schedule, trace: Trace) -> Schedule:
     return dataclasses.replace(schedule, precision=weights, thresholds=thresholds)
 
 
-def identification(weights: Weights, threshold: float, held_out: Trace) -> dict[str, object]:
+def identification(weights: Weights, threshold: float, held_out: Trace) -> dict[str, Any]:
     """How well the score predicts flips of text that had no part in the fit."""
     scores = score(weights, held_out)
     return {
@@ -111,7 +111,7 @@ def measure_rules(
     trace: Trace,
     threads: int,
     progress: Progress,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Rules beside full precision on the same text: {"base": …, "rules": [{control, fraction, catch_up, …}]}.
 
     Settings are (control, core fraction, catch-up); ``trace`` is what the schedule was calibrated with, and
@@ -126,8 +126,9 @@ def measure_rules(
     base_bytes, full_bytes = weight_bytes(model)
     results = []
     for control, fraction, catch_up in settings:
+        # The rule decides; any fraction will do that doesn't make the engine take full precision throughout.
         with Engine(
-            model, ctx=ctx, threads=threads, core_fraction=min(fraction, 0.3), catch_up=catch_up, draft="off"
+            model, ctx=ctx, threads=threads, core_fraction=min(fraction, 0.2), catch_up=catch_up, draft="off"
         ) as engine:
             rule = _rule(control, fraction, schedule, trace, wanted, 1 - base.agreement)
             outcome = _score_all(engine, documents, wanted, rule)
@@ -232,3 +233,53 @@ def _rule(
 def _uniform(number: int, position: int) -> float:
     digest = hashlib.sha256(f"{number} {position}".encode()).digest()
     return int.from_bytes(digest[:8], "little") / 2**64
+
+
+# ---- speed ----
+
+
+def measure_speed(
+    model: Model,
+    prompts: Sequence[str],
+    settings: dict[str, dict[str, Any]],
+    tokens: int,
+    threads: int,
+    progress: Progress,
+) -> dict[str, dict[str, float]]:
+    """Decode tok/s by setting: median over prompts, every prompt through every setting in turns.
+
+    ``settings``: options of ``Engine`` by name. The names "full" and "full, drafting" are what others are
+    compared with, at equal drafting: ``of_full`` is the median of the ratios prompt by prompt.
+    """
+    engines = {name: Engine(model, ctx=512, threads=threads, **chosen) for name, chosen in settings.items()}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+    try:
+        for engine in engines.values():
+            engine.measure_costs()
+        for index, prompt in enumerate(prompts):
+            ids = model.chat([("user", prompt)])
+            names = list(engines)
+            for name in names[index % len(names) :] + names[: index % len(names)]:
+                with RuntimeSequence(engines[name], max_tokens=tokens) as sequence:
+                    for _ in sequence.generate(ids):
+                        pass
+                    runs[name].append(sequence.stats)
+            progress(f"{index + 1}/{len(prompts)} prompts")
+    finally:
+        for engine in engines.values():
+            engine.close()
+    result = {}
+    for name, stats in runs.items():
+        rival = runs["full, drafting" if name.endswith("drafting") else "full"]
+        speed = [s["decode_tok_per_s"] for s in stats]
+        result[name] = {
+            "tok_per_s": float(np.median(speed)),
+            "of_full": float(
+                np.median([s / r["decode_tok_per_s"] for s, r in zip(speed, rival, strict=True)])
+            ),
+            "tokens_per_step": float(np.mean([s["tokens_per_step"] for s in stats])),
+            "core": float(np.mean([s["core_fraction"]["precision"] for s in stats])),
+            "bytes_per_token": sum(s["bytes_read"] for s in stats)
+            / sum(s["generated_tokens"] - 1 for s in stats),
+        }
+    return result

@@ -9,6 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mxdraft.files import replacing
+from mxdraft.origin_precision import Trace
+from mxdraft.schedule import FRACTIONS, Schedule
 
 _FEWEST = 10  # proposals that make a point of the reliability diagram
 Results = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
@@ -51,5 +53,48 @@ def plot_acceptance(results: Results, calibrations: Reliability, path: Path) -> 
                 diagram.plot(*zip(*points, strict=True), "o-", label=f"{drafter}, draft token {step}")
     diagram.set(xlabel="confidence", ylabel="share accepted")
     diagram.legend(fontsize="x-small")
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
+
+
+def plot_calibration(schedule: Schedule, found: Mapping[str, Any], trace: Trace, path: Path) -> None:
+    """The reliability of the fit on held-out rows, and how scores of rows that flip and that don't lie beside
+    the thresholds."""
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    diagram, histogram = figure.subplots(1, 2)
+    diagram.plot([0, 1], [0, 1], "k:", linewidth=1)
+    points = [(p, y) for p, y, count in found["reliability"] if count >= _FEWEST]
+    if points:
+        diagram.plot(*zip(*points, strict=True), "o-")
+    diagram.set(xlabel="predicted probability of a flip", ylabel="share that flips, held out")
+    weights = schedule.precision
+    scores = trace.signals @ [weights.alpha, weights.beta, weights.gamma] + weights.bias
+    for flip, label in ((False, "same choice"), (True, "full precision differs")):
+        histogram.hist(scores[trace.flip == flip], bins=40, density=True, alpha=0.5, label=label)
+    for fraction, threshold in zip(FRACTIONS, schedule.thresholds, strict=True):
+        histogram.axvline(threshold, color="k", linewidth=0.5)
+        histogram.text(threshold, 0, f"{fraction:.0%}", rotation=90, fontsize="x-small", va="bottom")
+    histogram.set(xlabel="score; lines: above them lie so many rows", ylabel="density")
+    histogram.legend()
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
+
+
+def plot_origin(results: Mapping[str, Any], path: Path) -> None:
+    """Agreement with full precision by the bytes that it costs, for each rule and its controls."""
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.subplots()
+    precision = results["precision"]
+    base = precision["base"]
+    axes.plot(base["bytes_of_full"], base["agreement"], "k*", label="base")
+    axes.plot(1, 1, "k^", label="full")
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for rule in precision["rules"]:
+        name = f"{rule['control']}, catch-up {rule['catch_up']}"
+        curves.setdefault(name, []).append((rule["bytes_of_full"], rule["agreement"]))
+    for name, points in curves.items():
+        axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
+    axes.set(xlabel="bytes of weights a token, of full precision's", ylabel="same choice as full precision")
+    axes.legend(fontsize="small")
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)

@@ -68,8 +68,8 @@ class Schedule:
         if len(section) != _LAYOUT.size:
             raise BundleError("SCHEDULE", f"schedule: {len(section)} bytes, not {_LAYOUT.size}")
         words = _LAYOUT.unpack(section)
-        compute, precision, memory = (Weights(*words[i : i + 4]) for i in (0, 4, 8))
-        schedule = cls(compute, precision, memory, *words[12:18], thresholds=words[18:])
+        values: list[Any] = [*(Weights(*words[i : i + 4]) for i in (0, 4, 8)), *words[12:18], words[18:]]
+        schedule = cls(*values)
         fault = schedule._fault(layers)
         if fault:
             raise BundleError("SCHEDULE", f"schedule: {fault}")
@@ -80,9 +80,9 @@ class Schedule:
         """The TOML file of a model with so many layers. Raises RefusedError."""
         try:
             values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["schedule"]
-            weights = {name: Weights(**values.pop(name)) for name in ("compute", "precision", "memory")}
-            thresholds = tuple(values.pop("thresholds"))
-            schedule = cls(**weights, **values, thresholds=thresholds)
+            for name in ("compute", "precision", "memory"):
+                values[name] = Weights(**values[name])
+            schedule = cls(**values | {"thresholds": tuple(values["thresholds"])})
             cls.unpack(schedule.pack(), layers)
         except (OSError, ValueError, KeyError, TypeError, struct.error, BundleError) as error:
             raise RefusedError(f"{path}: not a schedule: {error}") from error

@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect": ("mxdraft.cli.bundle", "list what a bundle holds"),
     "train": ("mxdraft.cli.train", "train a base plane or a drafter, write text to train on"),
     "evaluate": ("mxdraft.cli.evaluate", "measure a bundle's quality, or a drafter's acceptance"),
+    "calibrate": ("mxdraft.cli.origin", "fit what core tokens are to a bundle"),
     "build": ("mxdraft.cli.deploy", "the C runtime for a target"),
     "deploy": ("mxdraft.cli.deploy", "ship a bundle to devices, prove it there, switch"),
     "rollback": ("mxdraft.cli.deploy", "switch a device back"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Unpack, get_args
 
@@ -250,6 +251,68 @@ def acceptance(
         from mxdraft.plot import plot_acceptance
 
         plot_acceptance(results, calibrations, plot_path)
+
+
+@evaluate.command(
+    epilog="Example: mxdraft evaluate origin -m build/smollm2-135m.mxb --quick --json origin.json"
+)
+@model_option
+@click.option("--quick", is_flag=True, help="A small sample of everything: minutes instead of an hour.")
+@click.option("--text", type=_path, help="Text (UTF-8 or .npz) to measure on; by default, its own answers.")
+@click.option("--tokens", type=whole(256, 1 << 20), default="6144", help="Tokens of it at most.")
+@click.option("-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers.")
+@click.option("--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file.")
+@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg).")
+def origin(
+    bundle: str,
+    quick: bool,
+    text: Path | None,
+    tokens: int,
+    threads: int,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """What core tokens buy, beside controls: precision, compute and memory, each alone and all together."""
+    from mxdraft.bundle import Bundle
+    from mxdraft.origin import evaluate_origin
+    from mxdraft.plot import plot_origin
+
+    Interrupt()
+    schedule = Bundle.open(Path(bundle)).schedule
+    with Model(bundle) as model:
+        results = evaluate_origin(model, schedule, text, tokens, quick, threads, note)
+    for line in _origin_lines(results):
+        emit(f"{line}\n".encode())
+    if json_path:
+        with replacing(json_path) as file:
+            file.write(json.dumps(results | {"bundle": bundle, "quick": quick}, indent=1).encode())
+    if plot_path:
+        plot_origin(results, plot_path)
+
+
+def _origin_lines(results: dict[str, Any]) -> Iterator[str]:
+    precision = results["precision"]
+    base = precision["base"]
+    yield f"{'precision':<12}{'core':>6}{'catch-up':>10}{'agreement':>11}{'KL':>8}{'repaired':>10}{'bytes of full':>15}"
+    yield (
+        f"{'base':<12}{'':>6}{'':>10}{base['agreement']:>11.2%}{base['kl']:>8.4f}{'':>10}{base['bytes_of_full']:>15.2f}"
+    )
+    for r in precision["rules"]:
+        yield (
+            f"{r['control']:<12}{r['core']:>6.1%}{r['catch_up']:>10}{r['agreement']:>11.2%}{r['kl']:>8.4f}"
+            f"{r['repaired']:>10.1%}{r['bytes_of_full']:>15.2f}"
+        )
+    yield f"{'speed':<20}{'tok/s':>8}{'of full':>9}{'tok/step':>10}{'core':>7}{'MB/token':>10}"
+    for name, s in precision["speed"].items():
+        yield (
+            f"{name:<20}{s['tok_per_s']:>8.1f}{s['of_full']:>9.2f}{s['tokens_per_step']:>10.2f}{s['core']:>7.1%}"
+            f"{s['bytes_per_token'] / 1e6:>10.1f}"
+        )
+    found = results["identification"]
+    yield (
+        f"flips predicted: balanced accuracy {found['accuracy']:.1%}, AUC {found['auc']:.3f} "
+        f"(margin alone {found['auc_margin']:.3f}), {found['flips']:.1%} of {found['rows']} rows flip"
+    )
 
 
 def _named(drafter: str) -> tuple[str, Path]:

@@ -1,0 +1,170 @@
+"""The dynamic origin, measured as a whole and calibrated: what ``mxdraft evaluate origin`` and ``mxdraft
+calibrate`` do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxdraft import logistic
+from mxdraft.errors import RefusedError, TransferError
+from mxdraft.ngrams import read_documents
+from mxdraft.origin_precision import (
+    Control,
+    Trace,
+    calibrated,
+    identification,
+    measure_rules,
+    measure_speed,
+    record_trace,
+    score,
+)
+from mxdraft.prompts import PROMPTS
+from mxdraft.runtime import Engine, Model
+from mxdraft.runtime import Sequence as RuntimeSequence
+from mxdraft.schedule import FRACTIONS, Schedule
+
+Document = NDArray[np.int64]
+Progress = Callable[[str], None]
+
+_WINDOW = 384
+
+
+def own_text(model: Model, prompts: Sequence[str], tokens: int, threads: int) -> list[Document]:
+    """Questions and the answers that full precision gives: what the model is really asked to write."""
+    documents = []
+    precision = "full" if model.info.has_residual else "base"
+    with Engine(model, ctx=_WINDOW, threads=threads, precision=precision) as engine:  # type: ignore[arg-type]
+        for prompt in prompts:
+            ids = model.chat([("user", prompt)])
+            with RuntimeSequence(engine, max_tokens=tokens) as sequence:
+                for _ in sequence.generate(ids[: _WINDOW - 1]):
+                    pass
+                documents.append(np.array(sequence.tokens, np.int64))
+    return documents
+
+
+def read_text(model: Model, path: Path, tokens: int) -> list[Document]:
+    """Windows of a UTF-8 text, or the documents of a training text (.npz); ``tokens`` in all, at most.
+
+    Raises RefusedError if there is nothing in it, TransferError if it cannot be read.
+    """
+    if path.suffix == ".npz":
+        documents = [ids.astype(np.int64)[:_WINDOW] for ids in read_documents(path, model.info.vocab)]
+        order = np.random.default_rng(0).permutation(len(documents))
+        chosen = [documents[i] for i in order]
+    else:
+        try:
+            ids = np.array(model.encode(path.read_bytes()), np.int64)
+        except OSError as error:
+            raise TransferError(f"cannot read {path}: {error.strerror}") from error
+        chosen = [ids[start : start + _WINDOW] for start in range(0, len(ids), _WINDOW)]
+    total = np.cumsum([len(document) for document in chosen])
+    kept = [
+        document
+        for document, before in zip(chosen, total - [len(d) for d in chosen], strict=True)
+        if before < tokens
+    ]
+    if not kept:
+        raise RefusedError(f"{path}: no text in it")
+    return kept
+
+
+def calibrate(
+    model: Model, documents: Sequence[Document], schedule: Schedule, threads: int, progress: Progress
+) -> tuple[Schedule, dict[str, Any], Trace]:
+    """Fit the precision consumer on two thirds of the documents; how well it does on the others."""
+    if len(documents) < 3:
+        raise RefusedError("too little text: three documents at least, one of them to check the fit with")
+    held_out = documents[2::3]
+    fitted = [document for i, document in enumerate(documents) if i % 3 != 2]
+    trace = record_trace(model, fitted, threads, progress)
+    unseen = record_trace(model, held_out, threads, progress)
+    if trace.flip.all() or not trace.flip.any():
+        raise RefusedError("base and full precision never differ in this text, or always: nothing to fit")
+    result = calibrated(schedule, trace)
+    threshold = logistic.best_threshold(score(result.precision, trace), trace.flip)
+    return result, identification(result.precision, threshold, unseen), trace
+
+
+def rule_settings(quick: bool) -> list[tuple[Control, float, int]]:
+    """Which rules are measured: controls at equal fractions, the calibrated one by fraction and catch-up."""
+    if quick:
+        return [("calibrated", 0.2, 16), ("random", 0.2, 16)]
+    fractions = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+    controls: tuple[Control, ...] = ("calibrated", "margin", "random", "oracle")
+    return [
+        *((control, fraction, 16) for control in controls for fraction in fractions),
+        *(("calibrated", fraction, catch_up) for catch_up in (8, 32) for fraction in fractions),
+    ]
+
+
+def speed_settings(fractions: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Engines to compare: base, full and mixed, each plain and drafting."""
+    settings: dict[str, dict[str, Any]] = {}
+    for drafting, draft in (("", "off"), (", drafting", "auto")):
+        settings[f"full{drafting}"] = {"precision": "full", "draft": draft}
+        settings[f"base{drafting}"] = {"precision": "base", "draft": draft}
+        for fraction in fractions:
+            settings[f"auto {fraction:.0%}{drafting}"] = {"core_fraction": fraction, "draft": draft}
+    return settings
+
+
+def evaluate_precision(
+    model: Model,
+    documents: Sequence[Document],
+    schedule: Schedule,
+    quick: bool,
+    threads: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Repair, bytes and speed of mixed precision; identification of flips. Half of the documents calibrate
+    what the other half measures."""
+    fitted, predicted, trace = calibrate(model, documents[::2], schedule, threads, progress)
+    rules = measure_rules(model, documents[1::2], rule_settings(quick), fitted, trace, threads, progress)
+    at_20 = next(
+        r for r in rules["rules"] if (r["control"], r["fraction"], r["catch_up"]) == ("calibrated", 0.2, 16)
+    )
+    prompts, tokens = (PROMPTS[:2], 32) if quick else (PROMPTS[:12], 96)
+    fractions = (0.2,) if quick else (0.0, 0.05, 0.1, 0.2)
+    speed = measure_speed(model, prompts, speed_settings(fractions), tokens, threads, progress)
+    return {
+        "repaired_at_20pct": at_20["repaired"],
+        "bytes_of_full_at_20pct": at_20["bytes_of_full"],
+        "speed_of_full_at_20pct": speed["auto 20%"]["of_full"],
+        "speed_of_full_at_20pct_drafting": speed["auto 20%, drafting"]["of_full"],
+        **rules,
+        "speed": speed,
+        "identification": predicted,
+        "fractions": FRACTIONS,
+    }
+
+
+def evaluate_origin(
+    model: Model,
+    schedule: Schedule,
+    text: Path | None,
+    tokens: int,
+    quick: bool,
+    threads: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Everything that ``mxdraft evaluate origin`` reports (keys: docs/cli.md).
+
+    Raises RefusedError if the bundle has no residual plane.
+    """
+    if not model.info.has_residual:
+        raise RefusedError(f"{model.info.path} has no residual plane: there is no precision to give")
+    if quick:
+        tokens = min(tokens, 1536)
+    if text is None:
+        progress("text: the model's own answers")
+        documents = own_text(model, PROMPTS[: 6 if quick else 24], 160, threads)
+    else:
+        documents = read_text(model, text, tokens)
+    precision = evaluate_precision(model, documents, schedule, quick, threads, progress)
+    return {"precision": precision, "identification": precision.pop("identification")}
