@@ -293,10 +293,8 @@ def origin(
 def _origin_lines(results: dict[str, Any]) -> Iterator[str]:
     precision = results["precision"]
     base = precision["base"]
-    yield f"{'precision':<12}{'core':>6}{'catch-up':>10}{'agreement':>11}{'KL':>8}{'repaired':>10}{'bytes of full':>15}"
-    yield (
-        f"{'base':<12}{'':>6}{'':>10}{base['agreement']:>11.2%}{base['kl']:>8.4f}{'':>10}{base['bytes_of_full']:>15.2f}"
-    )
+    yield "precision     core  catch-up  agreement      KL  repaired  bytes of full"
+    yield f"base{base['agreement']:>35.2%}{base['kl']:>8.4f}{base['bytes_of_full']:>25.2f}"
     for r in precision["rules"]:
         yield (
             f"{r['control']:<12}{r['core']:>6.1%}{r['catch_up']:>10}{r['agreement']:>11.2%}{r['kl']:>8.4f}"

@@ -29,7 +29,7 @@ def calibrate(
 ) -> None:
     """Record which rows base precision gets wrong, and fit how doubt, attention and history foretell it.
 
-    A third of the documents only checks the fit. `mxdraft pack --schedule FILE` puts the result into a bundle.
+    A third of the documents only checks the fit. `mxdraft pack --schedule FILE` puts it into a bundle.
     """
     from mxdraft.bundle import Bundle
     from mxdraft.origin import calibrate as fit
@@ -47,6 +47,6 @@ def calibrate(
     weights = fitted.precision
     emit(
         f"score = {weights.alpha:.3f} doubt + {weights.beta:.3f} attention + {weights.gamma:.3f} history "
-        f"+ {weights.bias:.3f}\nheld out: {found['rows']} rows, {found['flips']:.1%} flip, AUC {found['auc']:.3f} "
-        f"(margin alone {found['auc_margin']:.3f}), balanced accuracy {found['accuracy']:.1%}\n".encode()
+        f"+ {weights.bias:.3f}\nheld out: {found['rows']} rows, {found['flips']:.1%} flip, "
+        f"AUC {found['auc']:.3f} (margin alone {found['auc_margin']:.3f}), balanced accuracy {found['accuracy']:.1%}\n".encode()
     )
