@@ -230,9 +230,16 @@ def test_weights_and_thresholds_of_the_schedule_decide(bundle: Path, tmp_path: P
             asked = [record for record in records if record.base_token is not None]
             for record in asked:
                 assert record.score == pytest.approx(1 - 2 * record.confidence, abs=1e-6)
-                assert (record.look == "core") == (record.score > threshold)
+                assert (record.look == "core") == (record.score > record.threshold)
+            # Each row moves the threshold by a tenth of how far the fraction is missed.
+            expected = threshold
+            for record in asked:
+                assert record.threshold == pytest.approx(expected, abs=1e-4)
+                expected += 0.1 * ((record.look == "core") - fraction)
             core = sum(record.look == "core" for record in asked)
-            assert core == 0 if fraction == 0 else 0 < core < 0.6 * len(asked)
+            assert core == pytest.approx(
+                fraction * len(asked), abs=0 if fraction == 0 else 0.06 * len(asked) + 1
+            )
 
 
 @pytest.mark.parametrize(

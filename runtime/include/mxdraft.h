@@ -199,7 +199,8 @@ typedef struct mxd_token_record {
     uint32_t base_token; /* what base precision would take greedily; UINT32_MAX: it was not asked */
     float margin;        /* between the two largest logits, nat; at base precision if it was asked */
     float confidence, attention, history, score; /* the precision consumer's signals, 0..1, and its score */
-    uint32_t look;       /* mxd_look */
+    float threshold;     /* above which it is core; follows the text, so that the fraction asked for is kept */
+    uint32_t look;       /* mxd_look; for a core rule: what the engine would do */
 } mxd_token_record;
 
 /* A rule of the caller's: whether a row, computed at base precision, shall get full precision. */

@@ -74,6 +74,7 @@ struct mxd_seq {
     int catching_up;       /* a pass at full precision had no room for all rows up to the one at `done` */
     uint32_t waited;       /* steps since then */
     mxd_token_record awaiting; /* what base precision made of it */
+    float core_threshold;  /* score above which a row is core */
     float flip_rate;       /* share of looks, lately, that changed the choice */
     mxd_core_function *core_rule; /* the caller's, or NULL */
     void *core_rule_arg;
@@ -121,7 +122,7 @@ struct mxd_engine {
     mxd_pool *pool;
     int precision;         /* 0 base, 1 full: the most that the workspaces and the plan have room for */
     int mixes;             /* rows run at base precision, core rows also at full (precision.h) */
-    float core_fraction;   /* as asked for, and the score above which a row is core */
+    float core_fraction;   /* as asked for, and a sequence's first threshold of the score for it */
     float core_threshold;
     uint32_t catch_up;     /* rows from one pass at full precision to the next, at most */
     int pass;              /* precision of the pass under way: index of norms and planes */

@@ -3,6 +3,10 @@
 /* How much the newest look counts in the share of looks that changed the choice. */
 static const float FLIP_SHARE = 0.125f;
 
+/* How far a row moves the threshold, in log-odds: up if it is core, down if it isn't, so that the fraction asked for is
+ * kept on texts that are easier or harder than those the schedule comes from (quantile tracking: Robbins, Monro 1951). */
+static const float THRESHOLD_STEP = 0.1f;
+
 /* Positions that are not at full precision yet. */
 static size_t pending(const mxd_seq *s) {
     return s->done - s->full_done;
@@ -29,15 +33,19 @@ mxd_token_record mxd_inspect(const mxd_engine *g, const mxd_seq *s, const mxd_ou
                               .attention = signals.attention,
                               .history = signals.history,
                               .score = mxd_score(&g->model->schedule.precision, signals),
+                              .threshold = s->core_threshold,
                               .look = g->pass ? MXD_LOOK_ALL : MXD_LOOK_NONE};
 }
 
 int mxd_turns_core(mxd_seq *s, const mxd_token_record *row) {
-    int core = s->core_rule ? s->core_rule(s->core_rule_arg, row) : row->score > s->engine->core_threshold;
+    mxd_token_record seen = *row;
+    seen.look = row->score > row->threshold ? MXD_LOOK_CORE : MXD_LOOK_NONE;
+    int core = s->core_rule ? s->core_rule(s->core_rule_arg, &seen) != 0 : seen.look == MXD_LOOK_CORE;
+    s->core_threshold = s->core_threshold + THRESHOLD_STEP * ((float)core - s->engine->core_fraction);
     if (!core) return 0;
     s->awaits_full = 1;
     s->waited = 0;
-    s->awaiting = *row;
+    s->awaiting = seen;
     s->awaiting.look = MXD_LOOK_CORE;
     return 1;
 }
@@ -65,6 +73,7 @@ void mxd_forget_looks(mxd_seq *s, size_t n) {
     if (s->engine->mixes) s->done = s->full_done;
     s->awaits_full = s->catching_up = 0;
     s->flip_rate = 0;
+    s->core_threshold = s->engine->core_threshold;
 }
 
 double mxd_mixed_bytes(const mxd_engine *g, double core_fraction) {

@@ -122,10 +122,14 @@ def evaluate_precision(
     threads: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Repair, bytes and speed of mixed precision; identification of flips. Half of the documents calibrate
-    what the other half measures."""
-    fitted, predicted, trace = calibrate(model, documents[::2], schedule, threads, progress)
-    rules = measure_rules(model, documents[1::2], rule_settings(quick), fitted, trace, threads, progress)
+    """Repair, bytes and speed of mixed precision with the bundle's schedule; identification of flips."""
+    trace = record_trace(model, documents, threads, progress)
+    half = np.arange(len(trace.flip)) < len(trace.flip) // 2  # settles above which score a flip is foretold
+    threshold = logistic.best_threshold(score(schedule.precision, trace)[half], trace.flip[half])
+    predicted = identification(
+        schedule.precision, threshold, Trace(trace.signals[~half], trace.margin[~half], trace.flip[~half])
+    )
+    rules = measure_rules(model, documents, rule_settings(quick), schedule, trace, threads, progress)
     at_20 = next(
         r for r in rules["rules"] if (r["control"], r["fraction"], r["catch_up"]) == ("calibrated", 0.2, 16)
     )

@@ -26,6 +26,7 @@ Documents = Sequence[NDArray[np.integer]]
 Progress = Callable[[str], None]
 Control = Literal["calibrated", "margin", "oracle", "random"]
 SIGNALS = ("confidence", "attention", "history")
+_MOST_MIXED = 0.2  # of the fractions measured, the largest that reads less than full precision throughout
 
 
 class Trace(NamedTuple):
@@ -114,9 +115,9 @@ def measure_rules(
 ) -> dict[str, Any]:
     """Rules beside full precision on the same text: {"base": …, "rules": [{control, fraction, catch_up, …}]}.
 
-    Settings are (control, core fraction, catch-up); ``trace`` is what the schedule was calibrated with, and
-    gives the thresholds of the margin alone. ``repaired`` is the share of base precision's disagreements
-    with full precision that are gone; ``bytes`` of weights that a token reads.
+    Settings are (control, core fraction, catch-up). "calibrated" is the engine's own rule; ``trace``, of the
+    same text, gives the thresholds of the margin alone. ``repaired`` is the share of base precision's
+    disagreements with full precision that are gone; ``bytes`` of weights that a token reads.
     """
     ctx = max(len(document) for document in documents)
     with Engine(model, ctx=ctx, threads=threads, precision="full", draft="off") as full:
@@ -126,9 +127,14 @@ def measure_rules(
     base_bytes, full_bytes = weight_bytes(model)
     results = []
     for control, fraction, catch_up in settings:
-        # The rule decides; any fraction will do that doesn't make the engine take full precision throughout.
+        # With larger fractions the engine takes full precision throughout; then the rule alone decides.
         with Engine(
-            model, ctx=ctx, threads=threads, core_fraction=min(fraction, 0.2), catch_up=catch_up, draft="off"
+            model,
+            ctx=ctx,
+            threads=threads,
+            core_fraction=min(fraction, _MOST_MIXED),
+            catch_up=catch_up,
+            draft="off",
         ) as engine:
             rule = _rule(control, fraction, schedule, trace, wanted, 1 - base.agreement)
             outcome = _score_all(engine, documents, wanted, rule)
@@ -220,14 +226,10 @@ def _rule(
     if control == "margin":
         doubt = float(np.quantile(trace.signals[:, 0], 1 - fraction))
         return lambda _: lambda row: row.confidence > doubt
-    threshold = schedule.threshold(fraction)
-    weights = schedule.precision
-
-    def calibrated_rule(row: TokenRecord) -> bool:
-        blend = weights.alpha * row.confidence + weights.beta * row.attention + weights.gamma * row.history
-        return blend + weights.bias > threshold
-
-    return lambda _: calibrated_rule
+    if fraction <= _MOST_MIXED:
+        return lambda _: lambda row: row.look == "core"  # what the engine would do
+    least = float(np.quantile(score(schedule.precision, trace), 1 - fraction)) if fraction < 1 else -np.inf
+    return lambda _: lambda row: row.score > least
 
 
 def _uniform(number: int, position: int) -> float:

@@ -48,5 +48,6 @@ def calibrate(
     emit(
         f"score = {weights.alpha:.3f} doubt + {weights.beta:.3f} attention + {weights.gamma:.3f} history "
         f"+ {weights.bias:.3f}\nheld out: {found['rows']} rows, {found['flips']:.1%} flip, "
-        f"AUC {found['auc']:.3f} (margin alone {found['auc_margin']:.3f}), balanced accuracy {found['accuracy']:.1%}\n".encode()
+        f"AUC {found['auc']:.3f} (margin alone {found['auc_margin']:.3f}), "
+        f"balanced accuracy {found['accuracy']:.1%}\n".encode()
     )

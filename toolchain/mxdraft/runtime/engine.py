@@ -98,6 +98,7 @@ class TokenRecord(NamedTuple):
     attention: float
     history: float
     score: float
+    threshold: float
     look: Look
 
 
