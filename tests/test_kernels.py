@@ -116,6 +116,7 @@ MISTAKES = {
     "hadamard": r"x\[\d+\] is ",
     "store_mxint8": r"row\[\d+\] is 0x80 \(128\), must be 0x81",
     "store_mxfp4": r"row\[\d+\] is ",
+    "store_normal4": r"row\[0\] is ",
     "silu_mul": r"touched gate, 4 bytes before its first",
     "add": r"touched y, 1 bytes behind its last",
     "to_f16": r"touched out, 1 bytes behind its last",

@@ -337,14 +337,32 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
 
 enum { KEYS = 8 };
 
-/* 32 elements of a row: int8, or E2M1 doubled plus `bias` (0 or 12). */
-INLINE __m256i load_elements(int is_fp4, const uint8_t *p, int8_t bias) {
-    if (!is_fp4) return _mm256_loadu_si256((const __m256i *)(const void *)p);
+/* 32 elements of a row, integers in units of its format. */
+INLINE __m256i load_elements(mxd_row_format format, const uint8_t *p) {
+    if (format == MXD_ROW_MXINT8) return _mm256_loadu_si256((const __m256i *)(const void *)p);
+    static const int8_t tables[2][16] = {{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+                                         {6, 18, 31, 44, 58, 75, 96, 127, -6, -18, -31, -44, -58, -75, -96, -127}};
     const __m256i table = _mm256_broadcastsi128_si256(
-        _mm_add_epi8(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), _mm_set1_epi8(bias)));
+        _mm_loadu_si128((const __m128i *)(const void *)tables[format == MXD_ROW_NORMAL4]));
     __m128i pairs = _mm_loadu_si128((const __m128i *)(const void *)p);
     __m256i nibbles = _mm256_set_m128i(_mm_srli_epi16(pairs, 4), pairs);
     return _mm256_shuffle_epi8(table, _mm256_and_si256(nibbles, _mm256_set1_epi8(15)));
+}
+
+/* Scales of eight blocks times the format's unit. */
+INLINE __m256 row_scales(mxd_row_format format, __m128i codes) {
+    __m256i c = _mm256_cvtepu8_epi32(codes), bits;
+    if (format == MXD_ROW_NORMAL4) {
+        bits = _mm256_slli_epi32(_mm256_add_epi32(c, _mm256_set1_epi32(MXD_NORMAL4_CODES)), 20);
+        __m256i fault = _mm256_cmpeq_epi32(c, _mm256_set1_epi32(MXD_CODE_FAULT));
+        return _mm256_castsi256_ps(_mm256_or_si256(bits, fault)); /* all bits set: NaN */
+    }
+    bits = _mm256_max_epi32(_mm256_slli_epi32(c, 23), _mm256_set1_epi32(0x00400000));
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(format == MXD_ROW_MXFP4 ? 0.5f : 0.015625f));
+}
+
+INLINE size_t bytes_of_block(mxd_row_format format) {
+    return format == MXD_ROW_MXINT8 ? BLOCK : BLOCK / 2;
 }
 
 /* The sums of eight vectors' lanes. */
@@ -355,35 +373,33 @@ INLINE __m256i sum_each(const __m256i d[KEYS]) {
 }
 
 /* acc[h] += scores of block b, of `heads` query heads (a constant) and eight keys. */
-INLINE void score_block(int is_fp4, const mxd_act *q, int heads, const uint8_t *const row[KEYS], size_t d, size_t b,
-                        __m256 acc[HEADS]) {
-    const size_t nblocks = d / BLOCK, block_bytes = is_fp4 ? BLOCK / 2 : BLOCK, codes_at = nblocks * block_bytes;
+INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[KEYS], size_t d,
+                        size_t b, __m256 acc[HEADS]) {
+    const size_t nblocks = d / BLOCK, codes_at = nblocks * bytes_of_block(format);
     uint64_t codes = 0;
     __m256i key[KEYS], dots[KEYS];
     for (int r = 0; r < KEYS; r++) {
         codes |= (uint64_t)row[r][codes_at + b] << 8 * r;
-        key[r] = load_elements(is_fp4, row[r] + b * block_bytes, MXD_E2M1_BIAS);
+        key[r] = load_elements(format, row[r] + b * bytes_of_block(format));
     }
-    __m256 scale = load_scales((const uint8_t *)&codes, is_fp4 ? 0.5f : 0.015625f);
+    __m256 scale = row_scales(format, _mm_cvtsi64_si128((int64_t)codes));
     for (int h = 0; h < heads; h++) {
         size_t at = (size_t)h * nblocks + b;
         __m256i digits = _mm256_loadu_si256((const __m256i *)(const void *)(q->q + at * BLOCK));
-        __m256i magnitude = _mm256_abs_epi8(digits), sum;
+        __m256i magnitude = _mm256_abs_epi8(digits); /* two products of at most 127 x 127 fit 16 bits */
         for (int r = 0; r < KEYS; r++) {
-            __m256i pairs = is_fp4 ? _mm256_maddubs_epi16(key[r], digits)
-                                   : _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(key[r], digits));
+            __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(key[r], digits));
             dots[r] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         }
-        sum = sum_each(dots);
-        if (is_fp4) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(q->bias[2 * at] + q->bias[2 * at + 1]));
-        acc[h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(scale, _mm256_set1_ps(q->s[at])), acc[h]);
+        __m256 sum = _mm256_cvtepi32_ps(sum_each(dots));
+        acc[h] = _mm256_fmadd_ps(sum, _mm256_mul_ps(scale, _mm256_set1_ps(q->s[at])), acc[h]);
     }
 }
 
 /* Scores of `heads` query heads over a span, lds apart. */
-INLINE void score_mx(int is_fp4, const mxd_act *q, int heads, const mxd_span *span, size_t d, float scale,
+INLINE void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d, float scale,
                      float *scores, size_t lds) {
-    const size_t stride = mxd_row_bytes(span->format, d);
+    const size_t stride = mxd_row_bytes(format, d);
     for (size_t j = 0; j < span->n; j += KEYS) {
         const uint8_t *row[KEYS];
         __m256 acc[HEADS];
@@ -391,7 +407,7 @@ INLINE void score_mx(int is_fp4, const mxd_act *q, int heads, const mxd_span *sp
         size_t left = span->n - j < KEYS ? span->n - j : KEYS;
         for (size_t r = 0; r < KEYS; r++) row[r] = span->k + (j + (r < left ? r : left - 1)) * stride;
         for (int h = 0; h < heads; h++) acc[h] = _mm256_setzero_ps();
-        for (size_t b = 0; b < d / BLOCK; b++) score_block(is_fp4, q, heads, row, d, b, acc);
+        for (size_t b = 0; b < d / BLOCK; b++) score_block(format, q, heads, row, d, b, acc);
         for (int h = 0; h < heads; h++) {
             __m256 t = _mm256_mul_ps(acc[h], _mm256_set1_ps(scale));
             float *out = scores + (size_t)h * lds + j;
@@ -402,20 +418,18 @@ INLINE void score_mx(int is_fp4, const mxd_act *q, int heads, const mxd_span *sp
 }
 
 /* acc += weights times block b of a span's values. */
-INLINE void mix_mx(int is_fp4, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d, size_t b,
-                   __m256 acc[HEADS][4]) {
-    const size_t stride = mxd_row_bytes(span->format, d), block_bytes = is_fp4 ? BLOCK / 2 : BLOCK;
+INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
+                   size_t b, __m256 acc[HEADS][4]) {
+    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * bytes_of_block(format);
     const uint8_t *row = span->v;
     for (size_t j = 0; j < span->n; j++, row += stride) {
-        __m256i v = load_elements(is_fp4, row + b * block_bytes, 0);
+        __m256i v = load_elements(format, row + b * bytes_of_block(format));
         __m128i low = _mm256_castsi256_si128(v), high = _mm256_extracti128_si256(v, 1);
         __m256 value[4] = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
                            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(low, 8))),
                            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
                            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(high, 8)))};
-        __m128i code = _mm_cvtsi32_si128(row[d / BLOCK * block_bytes + b] << 23);
-        __m128 s = _mm_castsi128_ps(_mm_max_epi32(code, _mm_cvtsi32_si128(0x00400000)));
-        __m256 scale = _mm256_broadcastss_ps(_mm_mul_ss(s, _mm_set_ss(is_fp4 ? 0.5f : 0.015625f)));
+        __m256 scale = row_scales(format, _mm_set1_epi8((char)row[codes_at + b]));
         for (int h = 0; h < heads; h++) {
             __m256 w = _mm256_mul_ps(_mm256_broadcast_ss(weights + (size_t)h * ldw + j), scale);
             for (int i = 0; i < 4; i++) acc[h][i] = _mm256_fmadd_ps(w, value[i], acc[h][i]);
@@ -423,12 +437,19 @@ INLINE void mix_mx(int is_fp4, const float *weights, size_t ldw, int heads, cons
     }
 }
 
+/* A function with the format of a span as a constant. */
+#define WITH_FORMAT(function, span, ...)                                                \
+    switch ((span)->format) {                                                           \
+    case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break;                  \
+    case MXD_ROW_MXFP4: function(MXD_ROW_MXFP4, __VA_ARGS__); break;                    \
+    default: function(MXD_ROW_NORMAL4, __VA_ARGS__); break;                             \
+    }
+
 INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
                       float scale, float *scores, float *out) {
     float *at = scores, inverse[HEADS];
     for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
-        if (s->format == MXD_ROW_MXFP4) score_mx(1, q, heads, s, d, scale, at, n);
-        else score_mx(0, q, heads, s, d, scale, at, n);
+        WITH_FORMAT(score_mx, s, q, heads, s, d, scale, at, n)
     }
     for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
     for (size_t b = 0; b < d / BLOCK; b++) {
@@ -437,8 +458,7 @@ INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t
             for (int i = 0; i < 4; i++) acc[h][i] = _mm256_setzero_ps();
         at = scores;
         for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
-            if (s->format == MXD_ROW_MXFP4) mix_mx(1, at, n, heads, s, d, b, acc);
-            else mix_mx(0, at, n, heads, s, d, b, acc);
+            WITH_FORMAT(mix_mx, s, at, n, heads, s, d, b, acc)
         }
         for (int h = 0; h < heads; h++)
             for (int i = 0; i < 4; i++)
@@ -563,6 +583,13 @@ INLINE __m256i codes_e2m1(__m256 x, __m256 up) {
     return _mm256_or_si256(code, _mm256_and_si256(negative, _mm256_cmpgt_epi32(code, _mm256_setzero_si256())));
 }
 
+/* 32 codes of four bits as 16 bytes. */
+INLINE void store_codes(const __m256i codes[4], uint8_t *out) {
+    __m256i bytes = pack_bytes(codes);
+    __m128i high = _mm_slli_epi16(_mm256_extracti128_si256(bytes, 1), 4); /* codes are below 16 */
+    _mm_storeu_si128((__m128i *)(void *)out, _mm_or_si128(_mm256_castsi256_si128(bytes), high));
+}
+
 AVX2 static void mxd_store_mxfp4_avx2(const float *x, size_t d, uint8_t *row) {
     for (size_t b = 0; b < d / BLOCK; b++) {
         __m256 in[4];
@@ -573,10 +600,73 @@ AVX2 static void mxd_store_mxfp4_avx2(const float *x, size_t d, uint8_t *row) {
         e += 4 * error_e2m1(in, power_of_two(253 - e)) < error_e2m1(in, power_of_two(254 - e));
         __m256i codes[4];
         for (int i = 0; i < 4; i++) codes[i] = codes_e2m1(in[i], power_of_two(254 - e));
-        __m256i bytes = pack_bytes(codes);
-        __m128i high = _mm_slli_epi16(_mm256_extracti128_si256(bytes, 1), 4); /* codes are below 16 */
-        _mm_storeu_si128((__m128i *)(void *)out, _mm_or_si128(_mm256_castsi256_si128(bytes), high));
+        store_codes(codes, out);
         *code = (uint8_t)e;
+    }
+}
+
+/* Codes of the levels nearest to eight magnitudes in units of the scale. */
+INLINE __m256i codes_normal4(__m256 a) {
+    static const float bounds[7] = {MXD_NORMAL4_BOUNDS};
+    __m256i code = _mm256_setzero_si256();
+    for (int i = 0; i < 7; i++)
+        code = _mm256_sub_epi32(code, _mm256_castps_si256(_mm256_cmp_ps(a, _mm256_set1_ps(bounds[i]), _CMP_GT_OQ)));
+    return code;
+}
+
+INLINE float error_normal4(const __m256 in[4], float scale) {
+    const __m256 sign = _mm256_set1_ps(-0.0f), up = _mm256_set1_ps(1.0f / scale);
+    const __m256 levels = _mm256_cvtepi32_ps(_mm256_setr_epi32(MXD_NORMAL4_LEVELS));
+    __m256 lane[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int i = 0; i < 4; i++) {
+        __m256 a = _mm256_mul_ps(_mm256_andnot_ps(sign, in[i]), up);
+        __m256 u = _mm256_sub_ps(a, _mm256_permutevar8x32_ps(levels, codes_normal4(a)));
+        lane[i % 2] = _mm256_fmadd_ps(u, u, lane[i % 2]);
+    }
+    return reduce16(lane[0], lane[1]) * scale * scale;
+}
+
+INLINE float normal4_scale(int32_t code) {
+    uint32_t bits = (uint32_t)(code + MXD_NORMAL4_CODES) << 20;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return scale;
+}
+
+INLINE int32_t best_scale(const __m256 in[4], uint32_t largest) {
+    float x, least = INFINITY;
+    memcpy(&x, &largest, 4);
+    x /= 127;
+    memcpy(&largest, &x, 4);
+    int32_t first = (int32_t)(largest >> 20) - MXD_NORMAL4_CODES, best = 254;
+    for (int32_t c = first + MXD_NORMAL4_FIRST; c <= first + MXD_NORMAL4_LAST; c++) {
+        int32_t code = c < 0 ? 0 : c > 254 ? 254 : c;
+        float error = error_normal4(in, normal4_scale(code));
+        if (error < least) least = error, best = code;
+    }
+    return best;
+}
+
+AVX2 static void mxd_store_normal4_avx2(const float *x, size_t d, uint8_t *row) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
+        __m256 in[4];
+        __m256i codes[4];
+        for (int i = 0; i < 4; i++) in[i] = _mm256_loadu_ps(x + b * BLOCK + 8 * i);
+        uint32_t largest = largest_bits(in);
+        if (largest >= 0x7f800000u) {
+            memset(out, 0, BLOCK / 2);
+            *code = MXD_CODE_FAULT;
+            continue;
+        }
+        *code = (uint8_t)best_scale(in, largest);
+        __m256 up = _mm256_set1_ps(1.0f / normal4_scale(*code));
+        for (int i = 0; i < 4; i++) {
+            __m256i negative = _mm256_srli_epi32(_mm256_castps_si256(_mm256_and_ps(in[i], sign)), 28);
+            codes[i] = _mm256_or_si256(codes_normal4(_mm256_mul_ps(_mm256_andnot_ps(sign, in[i]), up)), negative);
+        }
+        store_codes(codes, out);
     }
 }
 
@@ -622,6 +712,7 @@ void mxd_kernels_init_avx2(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, hadamard, avx2);
     MXD_BIND(k, n, store_mxint8, avx2);
     MXD_BIND(k, n, store_mxfp4, avx2);
+    MXD_BIND(k, n, store_normal4, avx2);
     MXD_BIND(k, n, silu_mul, avx2);
     MXD_BIND(k, n, add, avx2);
     MXD_BIND(k, n, to_f16, avx2);

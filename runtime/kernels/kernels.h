@@ -32,20 +32,28 @@ enum { MXD_E2M1_BIAS = 12 };
 /* Blocks whose largest magnitude is below this become zeros with scale 0: steps / max|x| stays finite. */
 #define MXD_ACT_TINY 0x1p-100f
 
-/* How a row of keys or values (d elements of one KV head) is kept in the cache. The last two are quantized in blocks of
- * 32, the elements first, then a scale code for each block (docs/arithmetic.md, "Quantized KV cache"). */
+/* How a row of keys or values (d elements of one KV head) is kept in the cache. All but the first are quantized in blocks
+ * of 32, the elements first, then a scale code for each block (docs/arithmetic.md, "Quantized KV cache"). Byte i of a
+ * block of 4-bit elements has element i low and element 16 + i high. */
 typedef enum mxd_row_format {
     MXD_ROW_F16,    /* 2d bytes */
     MXD_ROW_MXINT8, /* d bytes, then d/32 */
-    MXD_ROW_MXFP4   /* d/2 bytes, then d/32: byte i of a block has element i low and element 16 + i high */
+    MXD_ROW_MXFP4,  /* d/2 bytes, then d/32 */
+    MXD_ROW_NORMAL4 /* the same; levels of a normal distribution, and a scale with three bits of mantissa */
 } mxd_row_format;
 
 static inline size_t mxd_row_bytes(mxd_row_format format, size_t d) {
     return format == MXD_ROW_F16 ? 2 * d : d / (format == MXD_ROW_MXINT8 ? 1 : 2) + d / MXD_BLOCK;
 }
 
-/* Scale code of a block with NaN or Inf, whose elements are 0: what is computed with it is NaN. */
+/* Scale code of a block with NaN or Inf, whose elements have code 0: what is computed with it is NaN. */
 enum { MXD_CODE_FAULT = 255 };
+
+/* NORMAL4: the magnitudes, and between which of them one rounds up; scale code c is the number with the bits
+ * (c + MXD_NORMAL4_CODES) << 20, from 2^-24 to 240. Candidates for the scale: codes from that of max / 127 on. */
+#define MXD_NORMAL4_LEVELS 6, 18, 31, 44, 58, 75, 96, 127
+#define MXD_NORMAL4_BOUNDS 12, 24.5f, 37.5f, 51, 66.5f, 85.5f, 111.5f
+enum { MXD_NORMAL4_CODES = 103 << 3, MXD_NORMAL4_FIRST = -3, MXD_NORMAL4_LAST = 6 };
 
 /* Rows of one quantized format that lie behind each other. */
 typedef struct mxd_span {
@@ -82,6 +90,7 @@ typedef struct mxd_kernels {
     /* Quantize d values, a multiple of 32, to a row. */
     void (*store_mxint8)(const float *x, size_t d, uint8_t *row);
     void (*store_mxfp4)(const float *x, size_t d, uint8_t *row);
+    void (*store_normal4)(const float *x, size_t d, uint8_t *row);
     void (*silu_mul)(const float *gate, const float *up, size_t n, float *out);
     void (*add)(float *x, const float *y, size_t n); /* x += y */
     void (*to_f16)(const float *x, size_t n, uint16_t *out);
@@ -92,7 +101,7 @@ typedef struct mxd_kernels {
 /* Names of the functions in a table, in the same order, for `info --cpu`. */
 typedef struct mxd_kernel_names {
     const char *quantize, *matmul_mxfp4, *matmul_mxint8, *rmsnorm, *rope, *attention, *attention_mx, *hadamard,
-        *store_mxint8, *store_mxfp4, *silu_mul, *add, *to_f16, *exp_weights;
+        *store_mxint8, *store_mxfp4, *store_normal4, *silu_mul, *add, *to_f16, *exp_weights;
 } mxd_kernel_names;
 
 /* Each level overwrites the entries it has a variant for. */

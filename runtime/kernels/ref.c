@@ -225,16 +225,25 @@ void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const ui
 
 /* ---- quantized rows of the KV cache ---- */
 
+static const int8_t NORMAL4[8] = {MXD_NORMAL4_LEVELS};
+
 /* Element i of a row, an integer in units of the format. */
 static int32_t element(mxd_row_format format, const uint8_t *row, size_t i) {
     if (format == MXD_ROW_MXINT8) return (int8_t)row[i];
     uint8_t pair = row[i / BLOCK * (BLOCK / 2) + i % (BLOCK / 2)];
-    return E2M1X2[i % BLOCK < BLOCK / 2 ? pair & 15 : pair >> 4];
+    uint8_t code = i % BLOCK < BLOCK / 2 ? pair & 15 : pair >> 4;
+    if (format == MXD_ROW_MXFP4) return E2M1X2[code];
+    return code < 8 ? NORMAL4[code] : -NORMAL4[code - 8];
 }
 
-/* The scale of block b times the unit: exact. Code 255 becomes infinity, which times an element, 0, is NaN. */
+static float normal4_scale(uint8_t code) {
+    return code == MXD_CODE_FAULT ? NAN : from_bits((uint32_t)(code + MXD_NORMAL4_CODES) << 20);
+}
+
+/* The scale of block b times the unit: exact. E8M0's code 255 becomes infinity, which times an element, 0, is NaN. */
 static float row_scale(mxd_row_format format, const uint8_t *row, size_t d, size_t b) {
     uint8_t code = row[mxd_row_bytes(format, d) - d / BLOCK + b];
+    if (format == MXD_ROW_NORMAL4) return normal4_scale(code);
     return e8m0(code) * (format == MXD_ROW_MXINT8 ? 0.015625f : 0.5f);
 }
 
@@ -288,15 +297,20 @@ static void mxd_hadamard_ref(float *x, size_t d) {
     }
 }
 
-/* floor(log2) of a block's largest magnitude, NOTHING if that is nearly nothing, FAULT if it holds NaN or Inf. */
-enum { NOTHING = -1000, FAULT = 1000 };
-
-static int block_exponent(const float *x) {
+static uint32_t largest_bits(const float *x) {
     uint32_t amax = 0;
     for (int i = 0; i < BLOCK; i++) {
         uint32_t a = to_bits(x[i]) & 0x7fffffffu;
         if (a > amax) amax = a;
     }
+    return amax;
+}
+
+/* floor(log2) of a block's largest magnitude, NOTHING if that is nearly nothing, FAULT if it holds NaN or Inf. */
+enum { NOTHING = -1000, FAULT = 1000 };
+
+static int block_exponent(const float *x) {
+    uint32_t amax = largest_bits(x);
     if (amax >= 0x7f800000u) return FAULT;
     return from_bits(amax) < MXD_ACT_TINY ? NOTHING : (int)(amax >> 23) - 127;
 }
@@ -360,6 +374,54 @@ static void mxd_store_mxfp4_ref(const float *x, size_t d, uint8_t *row) {
     }
 }
 
+/* The level nearest to a magnitude in units of the scale: its code. */
+static uint8_t code_normal4(float a) {
+    static const float bounds[7] = {MXD_NORMAL4_BOUNDS};
+    uint8_t code = 0;
+    for (int i = 0; i < 7; i++) code += a > bounds[i];
+    return code;
+}
+
+/* Squared error of a block, by sum16. */
+static float error_normal4(const float *x, float scale) {
+    float lane[LANES] = {0}, up = 1.0f / scale;
+    for (int i = 0; i < BLOCK; i++) {
+        float a = fabsf(x[i]) * up, u = a - (float)NORMAL4[code_normal4(a)];
+        lane[i % LANES] = fmaf(u, u, lane[i % LANES]);
+    }
+    return reduce16(lane) * scale * scale;
+}
+
+/* The scale that errs least, the smaller among equals. */
+static uint8_t best_scale(const float *x, float largest) {
+    int32_t first = (int32_t)(to_bits(largest / 127) >> 20) - MXD_NORMAL4_CODES, best = 254;
+    float least = INFINITY;
+    for (int32_t c = first + MXD_NORMAL4_FIRST; c <= first + MXD_NORMAL4_LAST; c++) {
+        int32_t code = c < 0 ? 0 : c > 254 ? 254 : c;
+        float error = error_normal4(x, normal4_scale((uint8_t)code));
+        if (error < least) least = error, best = code;
+    }
+    return (uint8_t)best;
+}
+
+static void mxd_store_normal4_ref(const float *x, size_t d, uint8_t *row) {
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        const float *v = x + b * BLOCK;
+        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b, codes[BLOCK];
+        uint32_t amax = largest_bits(v);
+        if (amax >= 0x7f800000u) {
+            memset(out, 0, BLOCK / 2);
+            *code = MXD_CODE_FAULT;
+            continue;
+        }
+        *code = best_scale(v, from_bits(amax));
+        float up = 1.0f / normal4_scale(*code);
+        for (int i = 0; i < BLOCK; i++)
+            codes[i] = (uint8_t)(code_normal4(fabsf(v[i]) * up) | (to_bits(v[i]) >> 31) << 3);
+        for (int i = 0; i < BLOCK / 2; i++) out[i] = (uint8_t)(codes[i] | codes[i + BLOCK / 2] << 4);
+    }
+}
+
 void mxd_load_mx_ref(mxd_row_format format, const uint8_t *row, size_t d, float *x) {
     for (size_t i = 0; i < d; i++) x[i] = row_scale(format, row, d, i / BLOCK) * (float)element(format, row, i);
 }
@@ -391,6 +453,7 @@ void mxd_kernels_init_ref(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, hadamard, ref);
     MXD_BIND(k, n, store_mxint8, ref);
     MXD_BIND(k, n, store_mxfp4, ref);
+    MXD_BIND(k, n, store_normal4, ref);
     MXD_BIND(k, n, silu_mul, ref);
     MXD_BIND(k, n, add, ref);
     MXD_BIND(k, n, to_f16, ref);

@@ -170,6 +170,7 @@ static mxd_status open_batch(const mxd_engine *g, const uint32_t *ids, batch *ma
     options.max_seqs = SEQUENCES;
     options.threads = g->plan.threads;
     options.precision = g->plan.precision;
+    options.kv = g->kv.mode;
     mxd_sampling one;
     mxd_sampling_default(&one);
     one.max_tokens = 1;
@@ -256,6 +257,8 @@ static mxd_status compare_drafts(mxd_bench *b, const mxd_engine *g, mxd_error *e
         options.threads = g->plan.threads;
         options.precision = g->plan.precision;
         options.draft = DRAFTS[d];
+        options.kv = g->kv.mode;
+        options.kv_budget = g->kv.budget;
         status = mxd_engine_open(g->model, &options, &engines[d], err);
         if (!status && d > 0) status = mxd_engine_measure_costs(engines[d], NULL, err);
     }

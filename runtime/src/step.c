@@ -1,9 +1,11 @@
 /* Start here: the engine's step. Prompts are read in chunks; a sequence that generates runs its newest token and what
  * was drafted behind it, and keeps what its own choices confirm. */
+#include <math.h>
 #include <string.h>
 
 #include "draft_base.h"
 #include "draft_model.h"
+#include "monitor.h"
 
 /* One sequence's part of a step: rows first..first+rows of its own tokens, its drafted ones behind them. */
 typedef struct part {
@@ -23,7 +25,7 @@ typedef struct step {
 } step;
 
 static int runs(const mxd_seq *s) {
-    return s->stop == MXD_STOP_NONE && s->token_count > s->done;
+    return s->stop == MXD_STOP_NONE && s->token_count > mxd_seq_known(s);
 }
 
 #ifdef MXD_DEBUG
@@ -33,19 +35,16 @@ static void poison(const mxd_engine *g, const mxd_seq *s, size_t rows) {
     for (size_t position = s->done; position < s->done + rows && position < g->plan.ctx; position++)
         for (uint32_t l = 0; l < c->layers; l++)
             for (int which = 0; which < 2; which++)
-                for (uint32_t h = 0; h < c->kv_heads; h++)
-                    for (uint32_t i = 0; i < c->head_dim; i++)
-                        mxd_kv(g, s->slot, l, which, h)[position * c->head_dim + i] = 0x7e00;
+                for (uint32_t h = 0; h < c->kv_heads; h++) {
+                    float nan[256]; /* head_dim <= 256 */
+                    const mxd_row row = {.slot = s->slot, .position = (uint32_t)position};
+                    for (uint32_t i = 0; i < c->head_dim; i++) nan[i] = NAN;
+                    mxd_kv_store(g, l, nan, mxd_row_kv(g, &row, l, which, h));
+                }
 }
 #endif
 
 /* ---- statistics ---- */
-
-/* Bytes that a step streams for one sequence's rows: its cache so far. */
-static uint64_t kv_bytes(const mxd_engine *g, size_t positions) {
-    const mxd_config *c = &g->model->config;
-    return (uint64_t)positions * c->layers * 2 * c->kv_heads * c->head_dim * sizeof *g->kv;
-}
 
 /* A decode step is one whose tokens were all chosen here; the others are prefill. */
 static void account(const step *t, const part *p, double seconds) {
@@ -61,7 +60,7 @@ static void account(const step *t, const part *p, double seconds) {
     stats->verify_s += t->verify_s;
     stats->sample_s += t->sample_s;
     const mxd_engine *g = s->engine;
-    stats->bytes_read += mxd_weight_bytes(g, g->precision) + kv_bytes(g, s->done) + g->draft_bytes;
+    stats->bytes_read += mxd_weight_bytes(g, g->precision) + mxd_kv_bytes(s) + g->draft_bytes;
     s->expected_tokens += 1;
     for (uint32_t i = 0; i < s->proposal.count; i++) s->expected_tokens += (double)s->proposal.path[i];
     s->expected_s += mxd_policy_step_cost(&s->engine->policy, s->engine->row_count) / (double)t->count;
@@ -72,10 +71,12 @@ static void account(const step *t, const part *p, double seconds) {
 /* A looked-up token this likely is not worth the trained drafter's time. */
 static const float SURE = 0.8f;
 
-/* Most tokens that may be drafted: the one chosen behind them must still fit. */
+/* Most tokens that may be drafted: the one chosen behind them must still fit, and the tiers of the KV cache stay as they
+ * are. */
 static size_t draft_limit(const mxd_engine *g, const mxd_seq *s) {
     size_t most = g->draft_max, room = g->plan.ctx - s->token_count - 1;
     if (most > room) most = room;
+    if (most > mxd_kv_room(s) - 1) most = mxd_kv_room(s) - 1;
     if (s->sampling.max_tokens) {
         size_t left = s->sampling.max_tokens - (size_t)s->stats.generated_tokens - 1;
         if (most > left) most = left;
@@ -186,7 +187,9 @@ static void divide(step *t, mxd_seq *const *seqs, size_t n) {
         s->output_from = s->token_count;
         s->text_len = 0;
         if (!runs(s)) continue;
+        mxd_kv_settle(s);
         size_t pending = s->token_count - s->done, more = pending - 1 < left ? pending - 1 : left;
+        if (more > mxd_kv_room(s) - 1) more = mxd_kv_room(s) - 1;
         left -= more;
         t->rows += 1 + more;
         t->parts[t->count++] = (part){
@@ -223,8 +226,7 @@ static void move_into_cache(mxd_engine *g, const mxd_row *row) {
     for (uint32_t l = 0; l < c->layers; l++)
         for (int which = 0; which < 2; which++)
             for (uint32_t h = 0; h < c->kv_heads; h++)
-                memcpy(mxd_row_kv(g, &place, l, which, h), mxd_row_kv(g, row, l, which, h),
-                       c->head_dim * sizeof *g->kv);
+                memcpy(mxd_row_kv(g, &place, l, which, h), mxd_row_kv(g, row, l, which, h), g->kv.row_bytes);
 }
 
 static void fill_rows(step *t) {
@@ -290,9 +292,11 @@ static void choose_all(step *t) {
         part *p = &t->parts[i];
         mxd_seq *s = p->seq;
         s->done += p->rows;
+        for (size_t k = 0; k < p->rows; k++) mxd_monitor_commit(s, p->first + k);
         if (!p->reaches_end) continue;
         int first = s->stats.generated_tokens == 0;
         choose(t, p);
+        for (uint32_t k = 0; k < p->accepted; k++) mxd_monitor_commit(s, p->first + p->rows + p->accepted_node[k]);
         if (first) s->stats.first_token_s = mxd_now() - s->prompted_at;
 #ifdef MXD_DEBUG
         poison(t->g, s, s->proposal.count);
@@ -364,24 +368,40 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     return MXD_OK;
 }
 
+/* A step of one sequence's tokens from s->done on: `most`, or fewer up to a change of tiers. */
+static mxd_status run_rows(mxd_seq *s, size_t most, mxd_wants wants, mxd_error *err) {
+    mxd_engine *g = s->engine;
+    mxd_kv_settle(s);
+    g->row_count = g->side_used = 0;
+    if (most > mxd_kv_room(s)) most = mxd_kv_room(s);
+    for (size_t k = 0; k < most; k++) add_row(g, s, s->done + k, s->tokens[s->done + k], wants);
+    mxd_status status = mxd_forward(g, g->precision, err);
+    if (status) return status;
+    for (size_t m = 0; m < g->row_count; m++) mxd_monitor_commit(s, m);
+    s->done += g->row_count;
+    return MXD_OK;
+}
+
 mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
     mxd_engine *g = s->engine;
     size_t vocab = g->model->config.vocab;
     mxd_status status = mxd_seq_check_ids(s, ids, n, err);
     if (status) return status;
-    if (s->done != s->token_count)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu queued tokens must be processed first", s->token_count - s->done);
+    if (mxd_seq_known(s) != s->token_count)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu queued tokens must be processed first",
+                        s->token_count - mxd_seq_known(s));
     if (n > g->plan.ctx - s->token_count)
         return mxd_fail(err, MXD_ERR_CONTEXT, "%zu tokens, context %u", s->token_count + n, g->plan.ctx);
+    while (s->done < s->token_count) {
+        size_t again = s->token_count - s->done;
+        if ((status = run_rows(s, again < g->max_rows ? again : g->max_rows, MXD_WANTS_NOTHING, err))) return status;
+    }
     memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
-    size_t chunk = mxd_logit_chunk(g);
     for (size_t i = 0; i < n; i += g->row_count) {
-        g->row_count = g->side_used = 0;
-        for (size_t k = i; k < n && k < i + chunk; k++) add_row(g, s, s->done + k - i, ids[k], MXD_WANTS_LOGITS);
-        if ((status = mxd_forward(g, g->precision, err))) return status;
+        size_t left = n - i < mxd_logit_chunk(g) ? n - i : mxd_logit_chunk(g);
+        if ((status = run_rows(s, left, MXD_WANTS_LOGITS, err))) return status;
         for (size_t m = 0; m < g->row_count; m++)
             memcpy(logits + (i + m) * vocab, g->outcomes[m].logits, vocab * sizeof *logits);
-        s->done += g->row_count;
         s->token_count = s->done;
     }
     s->prompt_end = s->output_from = s->token_count;

@@ -79,6 +79,12 @@ static void mxd_store_mxfp4_broken(const float *x, size_t d, uint8_t *row) {
     row[d / 2]++;
 }
 
+/* A sign is lost. */
+static void mxd_store_normal4_broken(const float *x, size_t d, uint8_t *row) {
+    ref.store_normal4(x, d, row);
+    row[0] &= 0xf7;
+}
+
 /* Reads before the beginning. */
 static void mxd_silu_mul_broken(const float *gate, const float *up, size_t n, float *out) {
     (void)*(const volatile float *)(gate - 1);
@@ -115,6 +121,7 @@ void init_broken(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, hadamard, broken);
     MXD_BIND(k, n, store_mxint8, broken);
     MXD_BIND(k, n, store_mxfp4, broken);
+    MXD_BIND(k, n, store_normal4, broken);
     MXD_BIND(k, n, silu_mul, broken);
     MXD_BIND(k, n, add, broken);
     MXD_BIND(k, n, to_f16, broken);

@@ -221,6 +221,13 @@ static void run_store_mxfp4(trial *t) {
     while (running(t)) t->kernels->store_mxfp4(x, d, row);
 }
 
+static void run_store_normal4(trial *t) {
+    size_t d = t->size[0];
+    const float *x = take_f32(t, "x", d);
+    uint8_t *row = take(t, "row", U8, mxd_row_bytes(MXD_ROW_NORMAL4, d));
+    while (running(t)) t->kernels->store_normal4(x, d, row);
+}
+
 /* Rows as the stores make them: no -128; a faulty block is one of zeros. In TIES a block repeats one extreme. */
 static uint8_t *take_rows(trial *t, const char *name, mxd_row_format format, size_t n, size_t d) {
     size_t bytes = mxd_row_bytes(format, d), blocks = d / BLOCK, block = (bytes - blocks) / blocks;
@@ -228,7 +235,7 @@ static uint8_t *take_rows(trial *t, const char *name, mxd_row_format format, siz
     int modest = t->style == PLAIN || t->style == TIES;
     for (size_t j = 0; j < n * blocks; j++) {
         uint8_t *row = rows + j / blocks * bytes, *elements = row + j % blocks * block;
-        uint8_t extreme = (uint8_t)(format == MXD_ROW_MXFP4 ? (pick(t, 2) ? 0x77 : 0xff) : pick(t, 2) ? 127 : 129);
+        uint8_t extreme = (uint8_t)(format != MXD_ROW_MXINT8 ? (pick(t, 2) ? 0x77 : 0xff) : pick(t, 2) ? 127 : 129);
         int fault = t->style == NONFINITE && pick(t, 64) == 0;
         for (size_t i = 0; i < block; i++) {
             uint8_t any = (uint8_t)next_random(t);
@@ -251,15 +258,15 @@ static int attention_mx_sizes(size_t index, size_t *size) { /* n of three spans,
 }
 
 static void run_attention_mx(trial *t) {
-    static const mxd_row_format FORMATS[3] = {MXD_ROW_MXINT8, MXD_ROW_MXFP4, MXD_ROW_MXINT8};
+    static const mxd_row_format FORMATS[3] = {MXD_ROW_MXINT8, MXD_ROW_NORMAL4, MXD_ROW_MXFP4};
     static const char *const NAMES[3][2] = {{"core keys", "core values"}, {"far keys", "far values"}, {"k", "v"}};
     size_t d = t->size[3], heads = t->size[4], count = 0, n = 0;
-    size_t swap = t->size[0] % 2; /* also the other order of formats */
+    size_t turn = t->size[0] % 3; /* each format in each place */
     mxd_span spans[3];
     mxd_act q = take_act(t, heads, d, 1);
     for (size_t s = 0; s < 3; s++) {
         if (!t->size[s]) continue;
-        mxd_row_format format = FORMATS[(s + swap) % 3];
+        mxd_row_format format = FORMATS[(s + turn) % 3];
         const uint8_t *k = take_rows(t, NAMES[s][0], format, t->size[s], d);
         const uint8_t *v = take_rows(t, NAMES[s][1], format, t->size[s], d);
         spans[count++] = (mxd_span){format, k, v, t->size[s]};
@@ -295,11 +302,12 @@ const op OPS[] = {
     {OP(attention_mx),
      {"n0", "n1", "n2", "d", "heads"},
      attention_mx_sizes,
-     {{1, 510, 1, 64, 3}, {2, 1, 510, 64, 3}},
+     {{1, 510, 1, 64, 3}, {2, 510, 1, 64, 3}, {3, 510, 1, 64, 3}},
      run_attention_mx},
     {OP(hadamard), {"d"}, block_heads, {{64}}, run_hadamard},
     {OP(store_mxint8), {"d"}, block_heads, {{64}}, run_store_mxint8},
     {OP(store_mxfp4), {"d"}, block_heads, {{64}}, run_store_mxfp4},
+    {OP(store_normal4), {"d"}, block_heads, {{64}}, run_store_normal4},
     {OP(silu_mul), {"n"}, width_sizes, {{1536}}, run_silu_mul},
     {OP(add), {"n"}, any_sizes, {{576}}, run_add},
     {OP(to_f16), {"n"}, any_sizes, {{64}}, run_to_f16},
