@@ -32,6 +32,7 @@ static int runs(const mxd_seq *s) {
 /* Make every use of what a rejected row left in the cache show: NaN in keys and values behind the committed ones. */
 static void poison(const mxd_engine *g, const mxd_seq *s, size_t rows) {
     const mxd_config *c = &g->model->config;
+    if (rows > mxd_kv_room(s)) rows = mxd_kv_room(s);
     for (size_t position = s->done; position < s->done + rows && position < g->plan.ctx; position++)
         for (uint32_t l = 0; l < c->layers; l++)
             for (int which = 0; which < 2; which++)
