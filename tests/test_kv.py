@@ -180,7 +180,17 @@ def test_nothing_reads_what_rejected_rows_left(tmp_path: Path) -> None:
         "-lm",
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "change_nothing and (tree or auto)"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            __file__,
+            "-k",
+            "change_nothing and (tree or auto)",
+        ],
         env=os.environ | {"MXDRAFT_LIBRARY": str(library)},
         capture_output=True,
         text=True,
@@ -255,24 +265,27 @@ def test_attention_decides_what_is_core(model: Model, bundle: Path, tmp_path: Pa
 
 
 def test_the_lowest_scores_are_demoted_first(bundle: Path, tmp_path: Path) -> None:
-    """Only control tokens score here: they stay, in place of others that came first, as far as there is room."""
+    """Only control tokens score here: they stay, in place of others that came first."""
     ids = list(IDS)
-    special = [40, 70, 71, 100, 150]
+    special = [40, 70, 100, 131, 165]
     for position in special:
         ids[position] = 1
-    with Model(scheduled(bundle, tmp_path, memory=Weights(0, 0, 1, 0), core_tokens=0.03)) as opened:
-        with Engine(opened, kv="tiered") as engine, Sequence(engine) as sequence:
-            sequence.logits(ids)
-            tiers = sequence.tiers
-            assert [i for i, tier in enumerate(tiers) if tier == "core"] == [*range(SINKS), *special]
-            assert quota(192, 0.03) == SINKS + len(special)
+    with (
+        Model(scheduled(bundle, tmp_path, memory=Weights(0, 0, 1, 0), core_tokens=0.03)) as opened,
+        Engine(opened, kv="tiered") as engine,
+        Sequence(engine) as sequence,
+    ):
+        sequence.logits(ids)
+        tiers = sequence.tiers
+        assert [i for i, tier in enumerate(tiers) if tier == "core"] == [*range(SINKS), *special]
+        assert quota(192, 0.03) == SINKS + len(special)
 
 
 def test_a_budget_sets_the_share_of_core_tokens(model: Model) -> None:
     for budget in (5.5, 6.0, 7.0, 8.25):
         with Engine(model, ctx=250, kv="tiered", kv_budget=budget) as engine, Sequence(engine) as sequence:
             sequence.logits(IDS)
-            assert budget - 0.1 < sequence.cache.bits_per_value <= budget
+            assert budget - 0.15 < sequence.cache.bits_per_value <= budget
 
 
 def test_the_plan_shrinks_with_the_format(model: Model) -> None:
@@ -284,7 +297,9 @@ def test_the_plan_shrinks_with_the_format(model: Model) -> None:
     assert sizes["mxfp4"] == rows * 17
     aged = 192
     assert sizes["tiered"] == 4 * 2 * 2 * ((64 + quota(aged)) * 33 + (aged - quota(aged)) * 17)
-    assert {kv: plan.kv for kv, plan in plans.items() if kv != "auto"} == {kv: kv for kv in plans if kv != "auto"}
+    assert {kv: plan.kv for kv, plan in plans.items() if kv != "auto"} == {
+        kv: kv for kv in plans if kv != "auto"
+    }
     assert model.plan(ctx=256, kv="tiered", kv_budget=8.25, draft="off").kv_cache == sizes["int8"]
 
 
@@ -294,7 +309,10 @@ def test_the_plan_shrinks_with_the_format(model: Model) -> None:
         ({"kv": "int4"}, "kv 'int4': expected one of auto, f16, int8, mxfp4, tiered"),
         ({"kv_budget": 5.0}, "kv_budget is for the tiered KV cache only"),
         ({"kv": "int8", "kv_budget": 5.0}, "kv_budget is for the tiered KV cache only"),
-        ({"kv": "tiered", "kv_budget": 5.0}, "kv_budget 5.00: 68 recent and first tokens of context 256 alone"),
+        (
+            {"kv": "tiered", "kv_budget": 5.0},
+            "kv_budget 5.00: 68 recent and first tokens of context 256 alone",
+        ),
         ({"kv": "tiered", "kv_budget": -1.0}, "kv_budget -1.00"),
         ({"kv": "tiered", "kv_budget": float("nan")}, "kv_budget nan"),
     ],

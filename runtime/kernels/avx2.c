@@ -437,14 +437,6 @@ INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int 
     }
 }
 
-/* A function with the format of a span as a constant. */
-#define WITH_FORMAT(function, span, ...)                                                \
-    switch ((span)->format) {                                                           \
-    case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break;                  \
-    case MXD_ROW_MXFP4: function(MXD_ROW_MXFP4, __VA_ARGS__); break;                    \
-    default: function(MXD_ROW_NORMAL4, __VA_ARGS__); break;                             \
-    }
-
 INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
                       float scale, float *scores, float *out) {
     float *at = scores, inverse[HEADS];

@@ -42,10 +42,6 @@ typedef enum mxd_row_format {
     MXD_ROW_NORMAL4 /* the same; levels of a normal distribution, and a scale with three bits of mantissa */
 } mxd_row_format;
 
-static inline size_t mxd_row_bytes(mxd_row_format format, size_t d) {
-    return format == MXD_ROW_F16 ? 2 * d : d / (format == MXD_ROW_MXINT8 ? 1 : 2) + d / MXD_BLOCK;
-}
-
 /* Scale code of a block with NaN or Inf, whose elements have code 0: what is computed with it is NaN. */
 enum { MXD_CODE_FAULT = 255 };
 
@@ -53,7 +49,7 @@ enum { MXD_CODE_FAULT = 255 };
  * (c + MXD_NORMAL4_CODES) << 20, from 2^-24 to 240. Candidates for the scale: codes from that of max / 127 on. */
 #define MXD_NORMAL4_LEVELS 6, 18, 31, 44, 58, 75, 96, 127
 #define MXD_NORMAL4_BOUNDS 12, 24.5f, 37.5f, 51, 66.5f, 85.5f, 111.5f
-enum { MXD_NORMAL4_CODES = 103 << 3, MXD_NORMAL4_FIRST = -3, MXD_NORMAL4_LAST = 6 };
+enum { MXD_NORMAL4_CODES = 824, MXD_NORMAL4_FIRST = -3, MXD_NORMAL4_LAST = 6 };
 
 /* Rows of one quantized format that lie behind each other. */
 typedef struct mxd_span {
@@ -112,11 +108,20 @@ void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n);
 
+/* In variants: a function with the format of a span as a constant, its first parameter. */
+#define WITH_FORMAT(function, span, ...)                                    \
+    switch ((span)->format) {                                               \
+    case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break;      \
+    case MXD_ROW_MXFP4: function(MXD_ROW_MXFP4, __VA_ARGS__); break;        \
+    default: function(MXD_ROW_NORMAL4, __VA_ARGS__); break;                 \
+    }
+
 #define MXD_BIND(k, n, op, isa) ((k)->op = mxd_##op##_##isa, (n)->op = "mxd_" #op "_" #isa)
 
 /* Canonical scalar pieces, shared by ref.c, the tails of variants and the sizes they leave to the reference. */
 void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                        float scale, float *scores, float *out);
+size_t mxd_row_bytes(mxd_row_format format, size_t d);
 void mxd_load_mx_ref(mxd_row_format format, const uint8_t *row, size_t d, float *x); /* what a row's elements mean */
 float mxd_exp_ref(float x);
 float mxd_f16_to_f32(uint16_t h);

@@ -225,6 +225,10 @@ void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const ui
 
 /* ---- quantized rows of the KV cache ---- */
 
+size_t mxd_row_bytes(mxd_row_format format, size_t d) {
+    return format == MXD_ROW_F16 ? 2 * d : d / (format == MXD_ROW_MXINT8 ? 1 : 2) + d / BLOCK;
+}
+
 static const int8_t NORMAL4[8] = {MXD_NORMAL4_LEVELS};
 
 /* Element i of a row, an integer in units of the format. */
