@@ -128,6 +128,8 @@ def stats(result: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
         ["-p", "bread", "--temp=1.5", "--repeat-penalty=1.3", "--seed=18446744073709551615", "-n40"],
         ["-p", "clock", "--stop", "e", "--stop", "x y", "--ignore-eos", "-n", "0", "--ctx", "80"],
         ["-p", b"\xff\xe6 \xe6\xbc\xa2", "--draft", "off"],
+        ["-p", "clock", "--kv", "tiered", "--kv-budget", "7", "-n", "0", "--ignore-eos", "--ctx", "200"],
+        ["-p", "clock", "--kv=int8"],
         ["-p", "first", "-p", ""],
     ],
 )
@@ -409,6 +411,12 @@ def test_cache_that_cannot_be_is_no_error(drafting: Path) -> None:
             ["generate", "-m", "x", "-p", "x", "--draft-max", "0"],
             "--draft-max '0': expected a whole number from 1 to 15",
         ),
+        (
+            ["generate", "-m", "x", "-p", "x", "--kv", "int4"],
+            "--kv 'int4': expected one of auto, f16, int8, mxfp4, tiered",
+        ),
+        (["chat", "-m", "x", "--kv-budget", "9"], "--kv-budget '9': expected a number from 0 to 8.25"),
+        (["bench", "-m", "x", "--kv-budget", "-1"], "--kv-budget '-1': expected a number from 0 to 8.25"),
         (["chat", "-m", "x", "--draft-max", "16"], "--draft-max '16': expected a whole number from 1 to 15"),
         (["verify", "-m", "x", "--draft", "off"], "unknown option '--draft'"),
         (["generate", "-m", "x"], "exactly one of -p TEXT, -f FILE and -"),
@@ -428,6 +436,8 @@ def test_requests_the_bundle_cannot_serve(bundle: Path, bare: Path) -> None:
     cases: list[tuple[list[Arg], str]] = [
         (["generate", "-m", bare, "-p", "x"], "chat template"),
         (["generate", "-m", bare, "-p", "x", "--raw", "--precision", "full"], "residual plane"),
+        (["generate", "-m", bare, "-p", "x", "--raw", "--kv-budget", "6"], "the tiered KV cache only"),
+        (["chat", "-m", bare, "--kv", "tiered", "--kv-budget", "4.5"], "kv_budget 4.50: "),
         (["generate", "-m", bundle, "-p", "x", "--ctx", "257"], "257"),
         (["generate", "-m", bundle, "-p", "x", "--stop", ""], "stop string"),
         (["generate", "-m", bundle, "-p", "x", "--draft", "model"], "no trained drafter"),

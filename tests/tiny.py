@@ -40,6 +40,7 @@ from mxdraft.checkpoint import (
 from mxdraft.drafter import Drafter, draft_sections
 from mxdraft.mx import quantize
 from mxdraft.ngrams import ngram_section
+from mxdraft.schedule import Schedule
 from numpy.typing import NDArray
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -124,6 +125,14 @@ def with_ngrams(bundle: bytes, documents: list[list[int]]) -> bytes:
     """A bundle with the n-gram table of some documents behind its own sections."""
     file, writer = _copy(bundle)
     writer.add("draft.ngrams", [ngram_section([np.array(ids, np.uint32) for ids in documents])])
+    writer.seal()
+    return file.getvalue()
+
+
+def with_schedule(bundle: bytes, schedule: Schedule) -> bytes:
+    """A bundle with the settings of the dynamic origin behind its own sections."""
+    file, writer = _copy(bundle)
+    writer.add("schedule", [schedule.pack()])
     writer.seal()
     return file.getvalue()
 

@@ -38,9 +38,9 @@ typedef struct settings {
     const char *stops[MAX_STOPS];
     uint64_t stop_count;
     uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat, draft_max, catch_up;
-    double temp, top_p, min_p, repeat_penalty;
+    double temp, top_p, min_p, repeat_penalty, kv_budget;
     double core_fraction; /* < 0: the bundle's */
-    unsigned precision, stats, draft; /* index of the chosen word: mxd_precision, -, mxd_draft */
+    unsigned precision, stats, draft, kv; /* index of the chosen word: mxd_precision, -, mxd_draft, mxd_kv */
     bool from_stdin, raw, ignore_eos, dump_tokens, explain, chat, decode, cpu;
 } settings;
 

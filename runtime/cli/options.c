@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TOKENS = 1 << 20, MAX_GROUPS = 6 };
+enum { MAX_TOKENS = 1 << 20, MAX_GROUPS = 7 };
 
 typedef enum kind { END, FLAG, TEXT, TEXTS, WHOLE, REAL, WORD } kind;
 
@@ -45,6 +45,11 @@ static const option engine_options[] = {
     WORD_OPTION("--precision", precision, "auto|base|full", "auto", "Weight planes; auto = full where it matters."),
     REAL_OPTION("--core-fraction", core_fraction, 0, 1, NULL, "Tokens at full precision under auto; else the bundle's."),
     WHOLE_OPTION("--catch-up", catch_up, 1, 32, NULL, "Most tokens from one full pass to the next; else the bundle's."),
+    END_OPTION
+};
+static const option cache_options[] = {
+    WORD_OPTION("--kv", kv, "auto|f16|int8|mxfp4|tiered", "auto", "Format of the KV cache; auto = f16."),
+    REAL_OPTION("--kv-budget", kv_budget, 0, 8.25, "0", "Tiered: mean bits of a value, context full; 0 = the bundle's."),
     END_OPTION
 };
 static const option text_options[] = {
@@ -119,11 +124,12 @@ typedef struct command {
 
 static const command commands[] = {
     {"generate", run_generate, true, true,
-     {model_options, text_options, generate_options, engine_options, sampling_options, draft_options},
+     {model_options, text_options, generate_options, engine_options, cache_options, sampling_options, draft_options},
      "continue a prompt",
      "Continue a prompt: one user message through the chat template, or with --raw the plain text.",
      "-m model.mxb -p \"Why is the sky blue?\""},
-    {"chat", run_chat, true, false, {model_options, chat_options, engine_options, sampling_options, draft_options},
+    {"chat", run_chat, true, false,
+     {model_options, chat_options, engine_options, cache_options, sampling_options, draft_options},
      "talk in turns",
      "Talk in turns: one line of stdin a message; /reset starts anew, /quit or end of input ends.",
      "-m model.mxb"},
@@ -135,7 +141,7 @@ static const command commands[] = {
      "replay the bundle's golden vectors",
      "Replay the golden vectors and print the digest of all logits; ends with 0 only if every bit agrees.",
      "-m model.mxb --precision base"},
-    {"bench", run_bench, true, false, {model_options, engine_options, bench_options},
+    {"bench", run_bench, true, false, {model_options, engine_options, cache_options, bench_options},
      "measure speed, beside this machine's read bandwidth",
      "Measure prefill, decode, steps of several rows and of 48 sequences, beside the read bandwidth.",
      "-m model.mxb --prompt-tokens 512 -n 128"},

@@ -23,6 +23,8 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
     options.catch_up = (uint32_t)s->catch_up;
     options.draft = s->draft;
     options.draft_max = (uint32_t)s->draft_max;
+    options.kv = s->kv;
+    options.kv_budget = (float)s->kv_budget;
     if (max_rows > 0) options.max_rows = max_rows;
 
     uint32_t offered = mxd_default_threads();
@@ -96,12 +98,14 @@ void session_close(session *s) {
 
 char *plan_line(const mxd_plan *p) {
     static const char *const precision_names[] = {"auto", "base", "full"};
+    static const char *const kv_names[] = {"auto", "f16", "int8", "mxfp4", "tiered"};
     const double mib = 1 << 20;
     return format_text("plan: weights %.1f + KV cache %.1f + activations %.1f + sequences %.1f = %.1f MiB of %.1f MiB "
-                       "available; ctx %u, threads %u, precision %s",
+                       "available; ctx %u, threads %u, precision %s, kv %s",
                        (double)p->weights / mib, (double)p->kv_cache / mib, (double)p->activations / mib,
                        (double)p->sequences / mib, (double)p->total / mib, (double)p->available / mib,
-                       (unsigned)p->ctx, (unsigned)p->threads, precision_names[p->precision]);
+                       (unsigned)p->ctx, (unsigned)p->threads, precision_names[p->precision],
+                       kv_names[p->kv]);
 }
 
 char *stats_json(const session *s) {

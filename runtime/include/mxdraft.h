@@ -101,6 +101,15 @@ typedef enum mxd_draft {
     MXD_DRAFT_MODEL = 3  /* the bundle's trained drafter */
 } mxd_draft;
 
+/* In what the KV cache is kept. All but f16 change what is generated a little, the same everywhere. */
+typedef enum mxd_kv {
+    MXD_KV_AUTO = 0,  /* f16 */
+    MXD_KV_F16 = 1,
+    MXD_KV_INT8 = 2,  /* MXINT8 of rotated rows: 8.25 bits a value */
+    MXD_KV_MXFP4 = 3, /* MXFP4 of rotated rows: 4.25 bits a value */
+    MXD_KV_TIERED = 4 /* MXINT8 for first, recent and core tokens by the bundle's schedule, 4 bits for the others */
+} mxd_kv;
+
 typedef struct mxd_options {
     uint32_t ctx;       /* positions per sequence; 0 = min(2048, the model's maximum) */
     uint32_t max_seqs;  /* sequences open at once, 1..64; default 1 */
@@ -113,12 +122,14 @@ typedef struct mxd_options {
     float core_fraction; /* under MXD_PRECISION_AUTO, rows that get full precision: 0..1; < 0: as the bundle says. Where
                             that would read more bytes than full precision throughout, it is full precision throughout */
     uint32_t catch_up;   /* rows from one pass at full precision to the next, at most, 1..32; 0: as the bundle says */
+    uint32_t kv;        /* mxd_kv */
+    float kv_budget;    /* tiered: bits a value on average when the context is full; 0 = by the bundle's schedule */
 } mxd_options;
 
 /* Memory plan in bytes; everything the engine will allocate, known before it does. */
 typedef struct mxd_plan {
     uint64_t weights;     /* mapped file pages this precision reads */
-    uint64_t kv_cache;    /* max_seqs x ctx x layers x 2 x kv_heads x head_dim x 2 (f16) */
+    uint64_t kv_cache;    /* max_seqs x layers x 2 x kv_heads x the rows of ctx positions (f16: head_dim x 2 bytes) */
     uint64_t activations; /* workspaces of max_rows rows, logits, attention scores */
     uint64_t sequences;   /* token histories and text buffers */
     uint64_t total;
@@ -126,6 +137,7 @@ typedef struct mxd_plan {
     uint32_t ctx;         /* the options as resolved */
     uint32_t threads;
     uint32_t precision; /* MXD_PRECISION_AUTO: some rows at base, some at full precision */
+    uint32_t kv;
     uint32_t largest_ctx; /* largest context that would fit `available`, 0 if none */
 } mxd_plan;
 
@@ -264,6 +276,21 @@ const uint32_t *mxd_seq_tokens(const mxd_seq *seq, size_t *n);
 /* Forget all positions from n on (exact: later results are as if they had never been). */
 mxd_status mxd_seq_truncate(mxd_seq *seq, size_t n, mxd_error *err);
 void mxd_seq_get_stats(const mxd_seq *seq, mxd_stats *out);
+/* What the cache of a sequence holds now. */
+typedef struct mxd_kv_use {
+    uint32_t mode;              /* mxd_kv */
+    uint32_t recent, core, far; /* tokens by tier; without tiers all are recent */
+    double bits_per_value;      /* mean over what is processed, scales included */
+    uint64_t bytes;             /* that a decode step reads */
+} mxd_kv_use;
+typedef enum mxd_tier {
+    MXD_TIER_RECENT = 0,
+    MXD_TIER_CORE = 1,
+    MXD_TIER_FAR = 2
+} mxd_tier;
+void mxd_seq_kv(const mxd_seq *seq, mxd_kv_use *out);
+/* The mxd_tier of each processed position, as far as there is room; returns their number. */
+size_t mxd_seq_tiers(const mxd_seq *seq, uint8_t *tiers, size_t cap);
 /* The statistics as one JSON object on one line (keys in docs/cli.md); returns the length needed. */
 size_t mxd_seq_stats_json(const mxd_seq *seq, char *buf, size_t cap);
 /* Let the caller draft for this sequence, in place of the engine's own drafters; NULL gives them back. Has no effect

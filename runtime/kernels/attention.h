@@ -25,7 +25,7 @@ TARGET static void ATTENTION(const float *q, size_t heads, const uint16_t *k, co
         mxd_attention_ref(q, heads, k, v, n, d, scale, scores, out);
         return;
     }
-    for (; heads >= HEADS; heads -= HEADS, q += HEADS * d, out += HEADS * d)
+    for (; heads >= HEADS; heads -= HEADS, q += HEADS * d, out += HEADS * d, scores += HEADS * n)
         attend(q, HEADS, k, v, n, d, scale, scores, out);
     if (heads == 2) attend(q, 2, k, v, n, d, scale, scores, out);
     if (heads == 1) attend(q, 1, k, v, n, d, scale, scores, out);

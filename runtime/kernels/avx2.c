@@ -331,6 +331,337 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
 #define ATTENTION mxd_attention_avx2
 #include "attention.h"
 
+/* ---- attention over quantized rows ----
+ * Eight keys at a time, one in each lane of the scores, so that the integer dot products of a block are reduced
+ * together; the last ones are repeated where there are fewer. */
+
+enum { KEYS = 8 };
+
+/* 32 elements of a row, integers in units of its format. */
+INLINE __m256i load_elements(mxd_row_format format, const uint8_t *p) {
+    if (format == MXD_ROW_MXINT8) return _mm256_loadu_si256((const __m256i *)(const void *)p);
+    static const int8_t tables[2][16] = {{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+                                         {6, 18, 31, 44, 58, 75, 96, 127, -6, -18, -31, -44, -58, -75, -96, -127}};
+    const __m256i table = _mm256_broadcastsi128_si256(
+        _mm_loadu_si128((const __m128i *)(const void *)tables[format == MXD_ROW_NORMAL4]));
+    __m128i pairs = _mm_loadu_si128((const __m128i *)(const void *)p);
+    __m256i nibbles = _mm256_set_m128i(_mm_srli_epi16(pairs, 4), pairs);
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(nibbles, _mm256_set1_epi8(15)));
+}
+
+/* Scales of eight blocks times the format's unit. */
+INLINE __m256 row_scales(mxd_row_format format, __m128i codes) {
+    __m256i c = _mm256_cvtepu8_epi32(codes), bits;
+    if (format == MXD_ROW_NORMAL4) {
+        bits = _mm256_slli_epi32(_mm256_add_epi32(c, _mm256_set1_epi32(MXD_NORMAL4_CODES)), 20);
+        __m256i fault = _mm256_cmpeq_epi32(c, _mm256_set1_epi32(MXD_CODE_FAULT));
+        return _mm256_castsi256_ps(_mm256_or_si256(bits, fault)); /* all bits set: NaN */
+    }
+    bits = _mm256_max_epi32(_mm256_slli_epi32(c, 23), _mm256_set1_epi32(0x00400000));
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(format == MXD_ROW_MXFP4 ? 0.5f : 0.015625f));
+}
+
+INLINE size_t bytes_of_block(mxd_row_format format) {
+    return format == MXD_ROW_MXINT8 ? BLOCK : BLOCK / 2;
+}
+
+/* The sums of eight vectors' lanes. */
+INLINE __m256i sum_each(const __m256i d[KEYS]) {
+    __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(d[0], d[1]), _mm256_hadd_epi32(d[2], d[3]));
+    __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(d[4], d[5]), _mm256_hadd_epi32(d[6], d[7]));
+    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+/* acc[h] += scores of block b, of `heads` query heads (a constant) and eight keys. */
+INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[KEYS], size_t d,
+                        size_t b, __m256 acc[HEADS]) {
+    const size_t nblocks = d / BLOCK, codes_at = nblocks * bytes_of_block(format);
+    uint64_t codes = 0;
+    __m256i key[KEYS], dots[KEYS];
+    for (int r = 0; r < KEYS; r++) {
+        codes |= (uint64_t)row[r][codes_at + b] << 8 * r;
+        key[r] = load_elements(format, row[r] + b * bytes_of_block(format));
+    }
+    __m256 scale = row_scales(format, _mm_cvtsi64_si128((int64_t)codes));
+    for (int h = 0; h < heads; h++) {
+        size_t at = (size_t)h * nblocks + b;
+        __m256i digits = _mm256_loadu_si256((const __m256i *)(const void *)(q->q + at * BLOCK));
+        __m256i magnitude = _mm256_abs_epi8(digits); /* two products of at most 127 x 127 fit 16 bits */
+        for (int r = 0; r < KEYS; r++) {
+            __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(key[r], digits));
+            dots[r] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        }
+        __m256 sum = _mm256_cvtepi32_ps(sum_each(dots));
+        acc[h] = _mm256_fmadd_ps(sum, _mm256_mul_ps(scale, _mm256_set1_ps(q->s[at])), acc[h]);
+    }
+}
+
+/* Scores of `heads` query heads over a span, lds apart. */
+INLINE void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d, float scale,
+                     float *scores, size_t lds) {
+    const size_t stride = mxd_row_bytes(format, d);
+    for (size_t j = 0; j < span->n; j += KEYS) {
+        const uint8_t *row[KEYS];
+        __m256 acc[HEADS];
+        float few[KEYS];
+        size_t left = span->n - j < KEYS ? span->n - j : KEYS;
+        for (size_t r = 0; r < KEYS; r++) row[r] = span->k + (j + (r < left ? r : left - 1)) * stride;
+        for (int h = 0; h < heads; h++) acc[h] = _mm256_setzero_ps();
+        for (size_t b = 0; b < d / BLOCK; b++) score_block(format, q, heads, row, d, b, acc);
+        for (int h = 0; h < heads; h++) {
+            __m256 t = _mm256_mul_ps(acc[h], _mm256_set1_ps(scale));
+            float *out = scores + (size_t)h * lds + j;
+            if (left == KEYS) _mm256_storeu_ps(out, t);
+            else _mm256_storeu_ps(few, t), memcpy(out, few, left * sizeof *out);
+        }
+    }
+}
+
+/* acc += weights times block b of a span's values. */
+INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
+                   size_t b, __m256 acc[HEADS][4]) {
+    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * bytes_of_block(format);
+    const uint8_t *row = span->v;
+    for (size_t j = 0; j < span->n; j++, row += stride) {
+        __m256i v = load_elements(format, row + b * bytes_of_block(format));
+        __m128i low = _mm256_castsi256_si128(v), high = _mm256_extracti128_si256(v, 1);
+        __m256 value[4] = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+                           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(low, 8))),
+                           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+                           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(high, 8)))};
+        __m256 scale = row_scales(format, _mm_set1_epi8((char)row[codes_at + b]));
+        for (int h = 0; h < heads; h++) {
+            __m256 w = _mm256_mul_ps(_mm256_broadcast_ss(weights + (size_t)h * ldw + j), scale);
+            for (int i = 0; i < 4; i++) acc[h][i] = _mm256_fmadd_ps(w, value[i], acc[h][i]);
+        }
+    }
+}
+
+INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
+                      float scale, float *scores, float *out) {
+    float *at = scores, inverse[HEADS];
+    for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
+        WITH_FORMAT(score_mx, s, q, heads, s, d, scale, at, n)
+    }
+    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        __m256 acc[HEADS][4];
+        for (int h = 0; h < heads; h++)
+            for (int i = 0; i < 4; i++) acc[h][i] = _mm256_setzero_ps();
+        at = scores;
+        for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
+            WITH_FORMAT(mix_mx, s, at, n, heads, s, d, b, acc)
+        }
+        for (int h = 0; h < heads; h++)
+            for (int i = 0; i < 4; i++)
+                _mm256_storeu_ps(out + (size_t)h * d + b * BLOCK + 8 * (size_t)i,
+                                 _mm256_mul_ps(acc[h][i], _mm256_set1_ps(inverse[h])));
+    }
+}
+
+#define ATTENTION_MX mxd_attention_mx_avx2
+#include "attention_mx.h"
+
+/* ---- rows of the KV cache ---- */
+
+/* a + b and a - b of the pairs at distance 1, 2 or 4 in a vector. */
+INLINE __m256 butterfly(__m256 x, int half) {
+    const __m256 sign = half == 1   ? _mm256_setr_ps(0, -0.0f, 0, -0.0f, 0, -0.0f, 0, -0.0f)
+                        : half == 2 ? _mm256_setr_ps(0, 0, -0.0f, -0.0f, 0, 0, -0.0f, -0.0f)
+                                    : _mm256_setr_ps(0, 0, 0, 0, -0.0f, -0.0f, -0.0f, -0.0f);
+    __m256 other = half == 1   ? _mm256_permute_ps(x, 0xb1)
+                   : half == 2 ? _mm256_permute_ps(x, 0x4e)
+                               : _mm256_permute2f128_ps(x, x, 1);
+    return _mm256_add_ps(other, _mm256_xor_ps(x, sign)); /* the upper of a pair: a - b */
+}
+
+AVX2 static void mxd_hadamard_avx2(float *x, size_t d) {
+    const size_t block = d & -d;
+    const __m256 scale = _mm256_set1_ps(1.0f / sqrtf((float)block));
+    for (size_t i = 0; i < d; i += 8) {
+        __m256 v = butterfly(_mm256_loadu_ps(x + i), 1);
+        _mm256_storeu_ps(x + i, butterfly(butterfly(v, 2), 4));
+    }
+    for (size_t half = 8; half < block; half *= 2)
+        for (size_t pair = 0; pair < d; pair += 2 * half)
+            for (size_t i = pair; i < pair + half; i += 8) {
+                __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + half);
+                _mm256_storeu_ps(x + i, _mm256_add_ps(a, b));
+                _mm256_storeu_ps(x + i + half, _mm256_sub_ps(a, b));
+            }
+    for (size_t i = 0; i < d; i += 8) _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), scale));
+}
+
+/* Bits of the largest magnitude of 32 values. */
+INLINE uint32_t largest_bits(const __m256 in[4]) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i m8 = _mm256_setzero_si256();
+    for (int i = 0; i < 4; i++) m8 = _mm256_max_epu32(m8, _mm256_and_si256(_mm256_castps_si256(in[i]), magnitude));
+    __m128i m4 = _mm_max_epu32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
+    m4 = _mm_max_epu32(m4, _mm_shuffle_epi32(m4, 0x4e));
+    m4 = _mm_max_epu32(m4, _mm_shuffle_epi32(m4, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(m4);
+}
+
+/* 2^(code - 127), for the codes of normal numbers. */
+INLINE __m256 power_of_two(uint32_t code) {
+    return _mm256_castsi256_ps(_mm256_set1_epi32((int32_t)(code << 23)));
+}
+
+/* 32 integers of four vectors as bytes. */
+INLINE __m256i pack_bytes(const __m256i v[4]) {
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+/* Load a block; 1 if it is neither (nearly) nothing nor faulty, else write its code and zeros. */
+INLINE int load_block(const float *x, __m256 in[4], uint32_t *exponent, uint8_t *elements, size_t bytes,
+                      uint8_t *code) {
+    for (int i = 0; i < 4; i++) in[i] = _mm256_loadu_ps(x + 8 * i);
+    uint32_t bits = largest_bits(in);
+    float largest;
+    memcpy(&largest, &bits, 4);
+    *exponent = bits >> 23;
+    if (bits < 0x7f800000u && largest >= MXD_ACT_TINY) return 1;
+    memset(elements, 0, bytes);
+    *code = bits >= 0x7f800000u ? MXD_CODE_FAULT : 0;
+    return 0;
+}
+
+AVX2 static void mxd_store_mxint8_avx2(const float *x, size_t d, uint8_t *row) {
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        __m256 in[4];
+        uint32_t exponent;
+        if (!load_block(x + b * BLOCK, in, &exponent, row + b * BLOCK, BLOCK, row + d + b)) continue;
+        __m256i q[4];
+        for (int i = 0; i < 4; i++)
+            q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], power_of_two(127 + 6 + 127 - exponent)));
+        __m256i bytes = _mm256_max_epi8(pack_bytes(q), _mm256_set1_epi8(-127)); /* packing saturates at 127, -128 */
+        _mm256_storeu_si256((__m256i *)(void *)(row + b * BLOCK), bytes);
+        row[d + b] = (uint8_t)exponent;
+    }
+}
+
+/* The nearest E2M1 magnitudes. */
+INLINE __m256 round_e2m1(__m256 a) {
+    const __m256 two = _mm256_set1_ps(2), four = _mm256_set1_ps(4), half = _mm256_set1_ps(0.5f);
+    __m256 small = _mm256_cmp_ps(a, two, _CMP_LT_OQ), middle = _mm256_cmp_ps(a, four, _CMP_LT_OQ);
+    __m256 up = _mm256_blendv_ps(_mm256_blendv_ps(half, _mm256_set1_ps(1), middle), two, small);
+    __m256 step = _mm256_blendv_ps(_mm256_blendv_ps(two, _mm256_set1_ps(1), middle), half, small);
+    __m256 r = _mm256_round_ps(_mm256_mul_ps(a, up), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm256_min_ps(_mm256_mul_ps(r, step), _mm256_set1_ps(6));
+}
+
+INLINE float error_e2m1(const __m256 in[4], __m256 up) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 lane[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int i = 0; i < 4; i++) {
+        __m256 a = _mm256_mul_ps(_mm256_andnot_ps(sign, in[i]), up), u = _mm256_sub_ps(a, round_e2m1(a));
+        lane[i % 2] = _mm256_fmadd_ps(u, u, lane[i % 2]);
+    }
+    return reduce16(lane[0], lane[1]);
+}
+
+/* Codes of eight values: doubled, a magnitude is 0 1 2 3 4 6 8 12, so what lies above 4 is pulled down. */
+INLINE __m256i codes_e2m1(__m256 x, __m256 up) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256i m = _mm256_cvtps_epi32(_mm256_mul_ps(round_e2m1(_mm256_mul_ps(_mm256_andnot_ps(sign, x), up)),
+                                                 _mm256_set1_ps(2)));
+    const __m256i table = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 5, 5); /* 6 is code 5 */
+    __m256i code = _mm256_permutevar8x32_epi32(table, m);
+    code = _mm256_blendv_epi8(code, _mm256_set1_epi32(6), _mm256_cmpgt_epi32(m, _mm256_set1_epi32(7)));
+    code = _mm256_blendv_epi8(code, _mm256_set1_epi32(7), _mm256_cmpgt_epi32(m, _mm256_set1_epi32(11)));
+    __m256i negative = _mm256_srli_epi32(_mm256_castps_si256(_mm256_and_ps(x, sign)), 28);
+    return _mm256_or_si256(code, _mm256_and_si256(negative, _mm256_cmpgt_epi32(code, _mm256_setzero_si256())));
+}
+
+/* 32 codes of four bits as 16 bytes. */
+INLINE void store_codes(const __m256i codes[4], uint8_t *out) {
+    __m256i bytes = pack_bytes(codes);
+    __m128i high = _mm_slli_epi16(_mm256_extracti128_si256(bytes, 1), 4); /* codes are below 16 */
+    _mm_storeu_si128((__m128i *)(void *)out, _mm_or_si128(_mm256_castsi256_si128(bytes), high));
+}
+
+AVX2 static void mxd_store_mxfp4_avx2(const float *x, size_t d, uint8_t *row) {
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        __m256 in[4];
+        uint32_t exponent;
+        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
+        if (!load_block(x + b * BLOCK, in, &exponent, out, BLOCK / 2, code)) continue;
+        uint32_t e = exponent - 2; /* biased; the inverse of 2^e has the code 254 - e */
+        e += 4 * error_e2m1(in, power_of_two(253 - e)) < error_e2m1(in, power_of_two(254 - e));
+        __m256i codes[4];
+        for (int i = 0; i < 4; i++) codes[i] = codes_e2m1(in[i], power_of_two(254 - e));
+        store_codes(codes, out);
+        *code = (uint8_t)e;
+    }
+}
+
+/* Codes of the levels nearest to eight magnitudes in units of the scale. */
+INLINE __m256i codes_normal4(__m256 a) {
+    static const float bounds[7] = {MXD_NORMAL4_BOUNDS};
+    __m256i code = _mm256_setzero_si256();
+    for (int i = 0; i < 7; i++)
+        code = _mm256_sub_epi32(code, _mm256_castps_si256(_mm256_cmp_ps(a, _mm256_set1_ps(bounds[i]), _CMP_GT_OQ)));
+    return code;
+}
+
+INLINE float error_normal4(const __m256 in[4], float scale) {
+    const __m256 sign = _mm256_set1_ps(-0.0f), up = _mm256_set1_ps(1.0f / scale);
+    const __m256 levels = _mm256_cvtepi32_ps(_mm256_setr_epi32(MXD_NORMAL4_LEVELS));
+    __m256 lane[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int i = 0; i < 4; i++) {
+        __m256 a = _mm256_mul_ps(_mm256_andnot_ps(sign, in[i]), up);
+        __m256 u = _mm256_sub_ps(a, _mm256_permutevar8x32_ps(levels, codes_normal4(a)));
+        lane[i % 2] = _mm256_fmadd_ps(u, u, lane[i % 2]);
+    }
+    return reduce16(lane[0], lane[1]) * scale * scale;
+}
+
+INLINE float normal4_scale(int32_t code) {
+    uint32_t bits = (uint32_t)(code + MXD_NORMAL4_CODES) << 20;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return scale;
+}
+
+INLINE int32_t best_scale(const __m256 in[4], uint32_t largest) {
+    float x, least = INFINITY;
+    memcpy(&x, &largest, 4);
+    x /= 127;
+    memcpy(&largest, &x, 4);
+    int32_t first = (int32_t)(largest >> 20) - MXD_NORMAL4_CODES, best = 254;
+    for (int32_t c = first + MXD_NORMAL4_FIRST; c <= first + MXD_NORMAL4_LAST; c++) {
+        int32_t code = c < 0 ? 0 : c > 254 ? 254 : c;
+        float error = error_normal4(in, normal4_scale(code));
+        if (error < least) least = error, best = code;
+    }
+    return best;
+}
+
+AVX2 static void mxd_store_normal4_avx2(const float *x, size_t d, uint8_t *row) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
+        __m256 in[4];
+        __m256i codes[4];
+        for (int i = 0; i < 4; i++) in[i] = _mm256_loadu_ps(x + b * BLOCK + 8 * i);
+        uint32_t largest = largest_bits(in);
+        if (largest >= 0x7f800000u) {
+            memset(out, 0, BLOCK / 2);
+            *code = MXD_CODE_FAULT;
+            continue;
+        }
+        *code = (uint8_t)best_scale(in, largest);
+        __m256 up = _mm256_set1_ps(1.0f / normal4_scale(*code));
+        for (int i = 0; i < 4; i++) {
+            __m256i negative = _mm256_srli_epi32(_mm256_castps_si256(_mm256_and_ps(in[i], sign)), 28);
+            codes[i] = _mm256_or_si256(codes_normal4(_mm256_mul_ps(_mm256_andnot_ps(sign, in[i]), up)), negative);
+        }
+        store_codes(codes, out);
+    }
+}
+
 AVX2 static void mxd_silu_mul_avx2(const float *gate, const float *up, size_t n, float *out) {
     const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
     for (size_t i = 0; i < n; i += 8) { /* n is a multiple of 32 */
@@ -369,6 +700,11 @@ void mxd_kernels_init_avx2(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxint8, avx2);
     MXD_BIND(k, n, rmsnorm, avx2);
     MXD_BIND(k, n, attention, avx2);
+    MXD_BIND(k, n, attention_mx, avx2);
+    MXD_BIND(k, n, hadamard, avx2);
+    MXD_BIND(k, n, store_mxint8, avx2);
+    MXD_BIND(k, n, store_mxfp4, avx2);
+    MXD_BIND(k, n, store_normal4, avx2);
     MXD_BIND(k, n, silu_mul, avx2);
     MXD_BIND(k, n, add, avx2);
     MXD_BIND(k, n, to_f16, avx2);

@@ -32,6 +32,32 @@ enum { MXD_E2M1_BIAS = 12 };
 /* Blocks whose largest magnitude is below this become zeros with scale 0: steps / max|x| stays finite. */
 #define MXD_ACT_TINY 0x1p-100f
 
+/* How a row of keys or values (d elements of one KV head) is kept in the cache. All but the first are quantized in blocks
+ * of 32, the elements first, then a scale code for each block (docs/arithmetic.md, "Quantized KV cache"). Byte i of a
+ * block of 4-bit elements has element i low and element 16 + i high. */
+typedef enum mxd_row_format {
+    MXD_ROW_F16,    /* 2d bytes */
+    MXD_ROW_MXINT8, /* d bytes, then d/32 */
+    MXD_ROW_MXFP4,  /* d/2 bytes, then d/32 */
+    MXD_ROW_NORMAL4 /* the same; levels of a normal distribution, and a scale with three bits of mantissa */
+} mxd_row_format;
+
+/* Scale code of a block with NaN or Inf, whose elements have code 0: what is computed with it is NaN. */
+enum { MXD_CODE_FAULT = 255 };
+
+/* NORMAL4: the magnitudes, and between which of them one rounds up; scale code c is the number with the bits
+ * (c + MXD_NORMAL4_CODES) << 20, from 2^-24 to 240. Candidates for the scale: codes from that of max / 127 on. */
+#define MXD_NORMAL4_LEVELS 6, 18, 31, 44, 58, 75, 96, 127
+#define MXD_NORMAL4_BOUNDS 12, 24.5f, 37.5f, 51, 66.5f, 85.5f, 111.5f
+enum { MXD_NORMAL4_CODES = 824, MXD_NORMAL4_FIRST = -3, MXD_NORMAL4_LAST = 6 };
+
+/* Rows of one quantized format that lie behind each other. */
+typedef struct mxd_span {
+    mxd_row_format format;
+    const uint8_t *k, *v;
+    size_t n;
+} mxd_span;
+
 /* y[m*ldy + 16*t + i] = row 16*t + i of W times activation row m, for all tiles t < ntiles and rows m < rows.
  * base, residual: first tile, nblocks = K/32 blocks a tile; residual may be NULL (one plane). Writes whole tiles. */
 typedef void mxd_matmul_fn(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
@@ -46,10 +72,21 @@ typedef struct mxd_kernels {
     float (*rmsnorm)(const float *x, const float *w, size_t n, float eps, float *y);
     /* Rotate one head of d values in place by the tables c, s (d/2) of its position. */
     void (*rope)(float *x, const float *c, const float *s, size_t d);
-    /* Query heads, d apart, over n cached keys and values (f16, d apart) that they share: out(heads, d). scores:
-     * scratch of heads * n floats. */
+    /* Query heads, d apart, over n cached keys and values (f16, d apart) that they share: out(heads, d). scores(heads, n)
+     * gets the weights of the values, before they are divided by their sum. */
     void (*attention)(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                       float scale, float *scores, float *out);
+    /* The same with quantized queries (q: `heads` rows of one digit) over the rows of all spans, in their order. d is a
+     * multiple of 32. */
+    void (*attention_mx)(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d, float scale,
+                         float *scores, float *out);
+    /* Walsh-Hadamard transform of d values in place, orthonormal, in blocks of the largest power of two that divides
+     * d; its own inverse. d is a multiple of 32. */
+    void (*hadamard)(float *x, size_t d);
+    /* Quantize d values, a multiple of 32, to a row. */
+    void (*store_mxint8)(const float *x, size_t d, uint8_t *row);
+    void (*store_mxfp4)(const float *x, size_t d, uint8_t *row);
+    void (*store_normal4)(const float *x, size_t d, uint8_t *row);
     void (*silu_mul)(const float *gate, const float *up, size_t n, float *out);
     void (*add)(float *x, const float *y, size_t n); /* x += y */
     void (*to_f16)(const float *x, size_t n, uint16_t *out);
@@ -59,8 +96,8 @@ typedef struct mxd_kernels {
 
 /* Names of the functions in a table, in the same order, for `info --cpu`. */
 typedef struct mxd_kernel_names {
-    const char *quantize, *matmul_mxfp4, *matmul_mxint8, *rmsnorm, *rope, *attention, *silu_mul, *add, *to_f16,
-        *exp_weights;
+    const char *quantize, *matmul_mxfp4, *matmul_mxint8, *rmsnorm, *rope, *attention, *attention_mx, *hadamard,
+        *store_mxint8, *store_mxfp4, *store_normal4, *silu_mul, *add, *to_f16, *exp_weights;
 } mxd_kernel_names;
 
 /* Each level overwrites the entries it has a variant for. */
@@ -71,11 +108,21 @@ void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n);
 
+/* In variants: a function with the format of a span as a constant, its first parameter. */
+#define WITH_FORMAT(function, span, ...)                                    \
+    switch ((span)->format) {                                               \
+    case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break;      \
+    case MXD_ROW_MXFP4: function(MXD_ROW_MXFP4, __VA_ARGS__); break;        \
+    default: function(MXD_ROW_NORMAL4, __VA_ARGS__); break;                 \
+    }
+
 #define MXD_BIND(k, n, op, isa) ((k)->op = mxd_##op##_##isa, (n)->op = "mxd_" #op "_" #isa)
 
 /* Canonical scalar pieces, shared by ref.c, the tails of variants and the sizes they leave to the reference. */
 void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                        float scale, float *scores, float *out);
+size_t mxd_row_bytes(mxd_row_format format, size_t d);
+void mxd_load_mx_ref(mxd_row_format format, const uint8_t *row, size_t d, float *x); /* what a row's elements mean */
 float mxd_exp_ref(float x);
 float mxd_f16_to_f32(uint16_t h);
 uint16_t mxd_f32_to_f16(float x);

@@ -247,6 +247,301 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
 #define ATTENTION mxd_attention_neon
 #include "attention.h"
 
+/* ---- attention over quantized rows: four keys at a time, one in each lane of the scores ---- */
+
+enum { KEYS = 4 };
+
+typedef struct elements32 {
+    int8x16_t half[2];
+} elements32;
+
+/* 32 elements of a row, integers in units of its format. */
+INLINE elements32 load_elements(mxd_row_format format, const uint8_t *p) {
+    if (format == MXD_ROW_MXINT8) return (elements32){{vld1q_s8((const int8_t *)p), vld1q_s8((const int8_t *)p + 16)}};
+    static const int8_t normal4[16] = {6, 18, 31, 44, 58, 75, 96, 127, -6, -18, -31, -44, -58, -75, -96, -127};
+    const int8x16_t table = format == MXD_ROW_MXFP4 ? e2m1_table() : vld1q_s8(normal4);
+    uint8x16_t pairs = vld1q_u8(p);
+    return (elements32){{vqtbl1q_s8(table, vandq_u8(pairs, vdupq_n_u8(15))), vqtbl1q_s8(table, vshrq_n_u8(pairs, 4))}};
+}
+
+/* Scales of four blocks times the format's unit. */
+INLINE float32x4_t row_scales(mxd_row_format format, uint32x4_t codes) {
+    if (format == MXD_ROW_NORMAL4) {
+        uint32x4_t bits = vshlq_n_u32(vaddq_u32(codes, vdupq_n_u32(MXD_NORMAL4_CODES)), 20);
+        return vreinterpretq_f32_u32(vorrq_u32(bits, vceqq_u32(codes, vdupq_n_u32(MXD_CODE_FAULT)))); /* ones: NaN */
+    }
+    uint32x4_t bits = vmaxq_u32(vshlq_n_u32(codes, 23), vdupq_n_u32(0x00400000));
+    return vmulq_n_f32(vreinterpretq_f32_u32(bits), format == MXD_ROW_MXFP4 ? 0.5f : 0.015625f);
+}
+
+INLINE size_t bytes_of_block(mxd_row_format format) {
+    return format == MXD_ROW_MXINT8 ? BLOCK : BLOCK / 2;
+}
+
+/* Partial sums of the products of 32 elements; two products of at most 127 x 127 fit 16 bits. */
+INLINE int32x4_t dot32(elements32 a, const int8x16_t b[2]) {
+    int32x4_t sum = vdupq_n_s32(0);
+    UNROLL for (int i = 0; i < 2; i++) {
+        int16x8_t p = vmull_s8(vget_low_s8(a.half[i]), vget_low_s8(b[i]));
+        sum = vpadalq_s16(sum, vmlal_high_s8(p, a.half[i], b[i]));
+    }
+    return sum;
+}
+
+/* acc[h] += scores of block b, of `heads` query heads (a constant) and four keys. */
+INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[KEYS], size_t d,
+                        size_t b, float32x4_t acc[HEADS]) {
+    const size_t nblocks = d / BLOCK, codes_at = nblocks * bytes_of_block(format);
+    uint32_t codes[KEYS];
+    elements32 key[KEYS];
+    UNROLL for (int r = 0; r < KEYS; r++) {
+        codes[r] = row[r][codes_at + b];
+        key[r] = load_elements(format, row[r] + b * bytes_of_block(format));
+    }
+    float32x4_t scale = row_scales(format, vld1q_u32(codes));
+    UNROLL for (int h = 0; h < heads; h++) {
+        size_t at = (size_t)h * nblocks + b;
+        const int8x16_t digits[2] = {vld1q_s8(q->q + at * BLOCK), vld1q_s8(q->q + at * BLOCK + 16)};
+        int32x4_t dots[KEYS];
+        UNROLL for (int r = 0; r < KEYS; r++) dots[r] = dot32(key[r], digits);
+        int32x4_t sum = vpaddq_s32(vpaddq_s32(dots[0], dots[1]), vpaddq_s32(dots[2], dots[3]));
+        acc[h] = vfmaq_f32(acc[h], vcvtq_f32_s32(sum), vmulq_n_f32(scale, q->s[at]));
+    }
+}
+
+/* Scores of `heads` query heads over a span, lds apart; the last keys are repeated where there are fewer. */
+INLINE void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d, float scale,
+                     float *scores, size_t lds) {
+    const size_t stride = mxd_row_bytes(format, d);
+    for (size_t j = 0; j < span->n; j += KEYS) {
+        const uint8_t *row[KEYS];
+        float32x4_t acc[HEADS];
+        size_t left = span->n - j < KEYS ? span->n - j : KEYS;
+        for (size_t r = 0; r < KEYS; r++) row[r] = span->k + (j + (r < left ? r : left - 1)) * stride;
+        UNROLL for (int h = 0; h < heads; h++) acc[h] = vdupq_n_f32(0);
+        for (size_t b = 0; b < d / BLOCK; b++) score_block(format, q, heads, row, d, b, acc);
+        UNROLL for (int h = 0; h < heads; h++) {
+            float some[KEYS];
+            vst1q_f32(some, vmulq_n_f32(acc[h], scale));
+            memcpy(scores + (size_t)h * lds + j, some, left * sizeof *some);
+        }
+    }
+}
+
+/* acc += weights times block b of a span's values. */
+INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
+                   size_t b, float32x4_t acc[HEADS][8]) {
+    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * bytes_of_block(format);
+    const uint8_t *row = span->v;
+    for (size_t j = 0; j < span->n; j++, row += stride) {
+        elements32 v = load_elements(format, row + b * bytes_of_block(format));
+        float scale = vgetq_lane_f32(row_scales(format, vdupq_n_u32(row[codes_at + b])), 0), w[HEADS];
+        UNROLL for (int h = 0; h < heads; h++) w[h] = weights[(size_t)h * ldw + j] * scale;
+        UNROLL for (int i = 0; i < 4; i++) {
+            int16x8_t eight = i % 2 ? vmovl_high_s8(v.half[i / 2]) : vmovl_s8(vget_low_s8(v.half[i / 2]));
+            float32x4_t low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(eight)));
+            float32x4_t high = vcvtq_f32_s32(vmovl_high_s16(eight));
+            UNROLL for (int h = 0; h < heads; h++) {
+                acc[h][2 * i] = vfmaq_n_f32(acc[h][2 * i], low, w[h]);
+                acc[h][2 * i + 1] = vfmaq_n_f32(acc[h][2 * i + 1], high, w[h]);
+            }
+        }
+    }
+}
+
+INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
+                      float scale, float *scores, float *out) {
+    float *at = scores, inverse[HEADS];
+    for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
+        WITH_FORMAT(score_mx, s, q, heads, s, d, scale, at, n)
+    }
+    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        float32x4_t acc[HEADS][8];
+        UNROLL for (int h = 0; h < heads; h++)
+            UNROLL for (int i = 0; i < 8; i++) acc[h][i] = vdupq_n_f32(0);
+        at = scores;
+        for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
+            WITH_FORMAT(mix_mx, s, at, n, heads, s, d, b, acc)
+        }
+        UNROLL for (int h = 0; h < heads; h++)
+            UNROLL for (int i = 0; i < 8; i++)
+                vst1q_f32(out + (size_t)h * d + b * BLOCK + 4 * (size_t)i, vmulq_n_f32(acc[h][i], inverse[h]));
+    }
+}
+
+#define ATTENTION_MX mxd_attention_mx_neon
+#include "attention_mx.h"
+
+/* ---- rows of the KV cache ---- */
+
+static void mxd_hadamard_neon(float *x, size_t d) {
+    const size_t block = d & -d;
+    const float scale = 1.0f / sqrtf((float)block);
+    const uint32x4_t odd = {0, 0x80000000u, 0, 0x80000000u}, upper = {0, 0, 0x80000000u, 0x80000000u};
+    for (size_t i = 0; i < d; i += 4) { /* the upper of a pair becomes a + -b */
+        float32x4_t v = vld1q_f32(x + i);
+        v = vaddq_f32(vrev64q_f32(v), vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(v), odd)));
+        v = vaddq_f32(vextq_f32(v, v, 2), vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(v), upper)));
+        vst1q_f32(x + i, v);
+    }
+    for (size_t half = 4; half < block; half *= 2)
+        for (size_t pair = 0; pair < d; pair += 2 * half)
+            for (size_t i = pair; i < pair + half; i += 4) {
+                float32x4_t a = vld1q_f32(x + i), b = vld1q_f32(x + i + half);
+                vst1q_f32(x + i, vaddq_f32(a, b));
+                vst1q_f32(x + i + half, vsubq_f32(a, b));
+            }
+    for (size_t i = 0; i < d; i += 4) vst1q_f32(x + i, vmulq_n_f32(vld1q_f32(x + i), scale));
+}
+
+/* Load a block; returns the bits of its largest magnitude. */
+INLINE uint32_t load_block(const float *x, float32x4_t in[8]) {
+    uint32x4_t most = vdupq_n_u32(0);
+    UNROLL for (int i = 0; i < 8; i++) {
+        in[i] = vld1q_f32(x + 4 * i);
+        most = vmaxq_u32(most, vreinterpretq_u32_f32(vabsq_f32(in[i])));
+    }
+    return vmaxvq_u32(most);
+}
+
+INLINE float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* Whether a block with this largest magnitude has a scale of its own; else its code and zeros are written. */
+INLINE int is_present(uint32_t largest, uint8_t *elements, size_t bytes, uint8_t *code) {
+    if (largest < 0x7f800000u && from_bits(largest) >= MXD_ACT_TINY) return 1;
+    memset(elements, 0, bytes);
+    *code = largest >= 0x7f800000u ? MXD_CODE_FAULT : 0;
+    return 0;
+}
+
+static void mxd_store_mxint8_neon(const float *x, size_t d, uint8_t *row) {
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        float32x4_t in[8];
+        int32x4_t q[8];
+        uint32_t largest = load_block(x + b * BLOCK, in);
+        if (!is_present(largest, row + b * BLOCK, BLOCK, row + d + b)) continue;
+        float up = from_bits((127 + 6 + 127 - (largest >> 23)) << 23);
+        UNROLL for (int i = 0; i < 8; i++)
+            q[i] = vmaxq_s32(vminq_s32(vcvtnq_s32_f32(vmulq_n_f32(in[i], up)), vdupq_n_s32(127)), vdupq_n_s32(-127));
+        store_bytes((int8_t *)row + b * BLOCK, q);
+        row[d + b] = (uint8_t)(largest >> 23);
+    }
+}
+
+/* 32 codes of four bits as 16 bytes. */
+INLINE void store_codes(const int32x4_t codes[8], uint8_t *out) {
+    uint8_t bytes[BLOCK];
+    store_bytes((int8_t *)bytes, codes);
+    vst1q_u8(out, vorrq_u8(vld1q_u8(bytes), vshlq_n_u8(vld1q_u8(bytes + 16), 4)));
+}
+
+/* The nearest E2M1 magnitudes. */
+INLINE float32x4_t round_e2m1(float32x4_t a) {
+    uint32x4_t small = vcltq_f32(a, vdupq_n_f32(2)), middle = vcltq_f32(a, vdupq_n_f32(4));
+    const float32x4_t half = vdupq_n_f32(0.5f), one = vdupq_n_f32(1), two = vdupq_n_f32(2);
+    float32x4_t up = vbslq_f32(small, two, vbslq_f32(middle, one, half));
+    float32x4_t step = vbslq_f32(small, half, vbslq_f32(middle, one, two));
+    return vminq_f32(vmulq_f32(vrndnq_f32(vmulq_f32(a, up)), step), vdupq_n_f32(6));
+}
+
+INLINE float error_e2m1(const float32x4_t in[8], float up) {
+    float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+    UNROLL for (int i = 0; i < 8; i++) {
+        float32x4_t a = vmulq_n_f32(vabsq_f32(in[i]), up), u = vsubq_f32(a, round_e2m1(a));
+        lane[i % 4] = vfmaq_f32(lane[i % 4], u, u);
+    }
+    return reduce16(lane);
+}
+
+/* How many of the bounds each value exceeds. */
+INLINE uint32x4_t count_exceeded(float32x4_t a, const float bounds[7]) {
+    uint32x4_t count = vdupq_n_u32(0);
+    UNROLL for (int i = 0; i < 7; i++) count = vsubq_u32(count, vcgtq_f32(a, vdupq_n_f32(bounds[i])));
+    return count;
+}
+
+INLINE uint32x4_t sign_bit(float32x4_t x) { /* as 8 */
+    return vshlq_n_u32(vshrq_n_u32(vreinterpretq_u32_f32(x), 31), 3);
+}
+
+static void mxd_store_mxfp4_neon(const float *x, size_t d, uint8_t *row) {
+    static const float below[7] = {0, 0.5f, 1, 1.5f, 2, 3, 4}; /* each magnitude's neighbour */
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        float32x4_t in[8];
+        int32x4_t codes[8];
+        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
+        uint32_t largest = load_block(x + b * BLOCK, in);
+        if (!is_present(largest, out, BLOCK / 2, code)) continue;
+        uint32_t e = (largest >> 23) - 2; /* biased; the inverse of 2^e has the code 254 - e */
+        e += 4 * error_e2m1(in, from_bits((253 - e) << 23)) < error_e2m1(in, from_bits((254 - e) << 23));
+        UNROLL for (int i = 0; i < 8; i++) {
+            float32x4_t a = round_e2m1(vmulq_n_f32(vabsq_f32(in[i]), from_bits((254 - e) << 23)));
+            uint32x4_t c = count_exceeded(a, below);
+            codes[i] = vreinterpretq_s32_u32(vorrq_u32(c, vandq_u32(sign_bit(in[i]), vcgtq_u32(c, vdupq_n_u32(0)))));
+        }
+        store_codes(codes, out);
+        *code = (uint8_t)e;
+    }
+}
+
+static const float NORMAL4_BOUNDS[7] = {MXD_NORMAL4_BOUNDS};
+
+INLINE float error_normal4(const float32x4_t in[8], float scale) {
+    static const uint8_t levels[16] = {MXD_NORMAL4_LEVELS};
+    const float up = 1.0f / scale;
+    float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+    UNROLL for (int i = 0; i < 8; i++) {
+        float32x4_t a = vmulq_n_f32(vabsq_f32(in[i]), up);
+        uint8x16_t found = vqtbl1q_u8(vld1q_u8(levels), vreinterpretq_u8_u32(count_exceeded(a, NORMAL4_BOUNDS)));
+        uint32x4_t level = vandq_u32(vreinterpretq_u32_u8(found), vdupq_n_u32(255));
+        float32x4_t u = vsubq_f32(a, vcvtq_f32_u32(level));
+        lane[i % 4] = vfmaq_f32(lane[i % 4], u, u);
+    }
+    return reduce16(lane) * scale * scale;
+}
+
+INLINE float normal4_scale(int32_t code) {
+    return from_bits((uint32_t)(code + MXD_NORMAL4_CODES) << 20);
+}
+
+INLINE int32_t best_scale(const float32x4_t in[8], uint32_t largest) {
+    float x = from_bits(largest) / 127, least = INFINITY;
+    memcpy(&largest, &x, 4);
+    int32_t first = (int32_t)(largest >> 20) - MXD_NORMAL4_CODES, best = 254;
+    for (int32_t c = first + MXD_NORMAL4_FIRST; c <= first + MXD_NORMAL4_LAST; c++) {
+        int32_t code = c < 0 ? 0 : c > 254 ? 254 : c;
+        float error = error_normal4(in, normal4_scale(code));
+        if (error < least) least = error, best = code;
+    }
+    return best;
+}
+
+static void mxd_store_normal4_neon(const float *x, size_t d, uint8_t *row) {
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        float32x4_t in[8];
+        int32x4_t codes[8];
+        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
+        uint32_t largest = load_block(x + b * BLOCK, in);
+        if (largest >= 0x7f800000u) {
+            memset(out, 0, BLOCK / 2);
+            *code = MXD_CODE_FAULT;
+            continue;
+        }
+        *code = (uint8_t)best_scale(in, largest);
+        float up = 1.0f / normal4_scale(*code);
+        UNROLL for (int i = 0; i < 8; i++) {
+            uint32x4_t c = count_exceeded(vmulq_n_f32(vabsq_f32(in[i]), up), NORMAL4_BOUNDS);
+            codes[i] = vreinterpretq_s32_u32(vorrq_u32(c, sign_bit(in[i])));
+        }
+        store_codes(codes, out);
+    }
+}
+
 static void mxd_silu_mul_neon(const float *gate, const float *up, size_t n, float *out) {
     for (size_t i = 0; i < n; i += 4) { /* n is a multiple of 32 */
         float32x4_t g = vld1q_f32(gate + i);
@@ -280,6 +575,11 @@ void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxint8, neon);
     MXD_BIND(k, n, rmsnorm, neon);
     MXD_BIND(k, n, attention, neon);
+    MXD_BIND(k, n, attention_mx, neon);
+    MXD_BIND(k, n, hadamard, neon);
+    MXD_BIND(k, n, store_mxint8, neon);
+    MXD_BIND(k, n, store_mxfp4, neon);
+    MXD_BIND(k, n, store_normal4, neon);
     MXD_BIND(k, n, silu_mul, neon);
     MXD_BIND(k, n, add, neon);
     MXD_BIND(k, n, to_f16, neon);

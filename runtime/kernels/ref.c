@@ -192,21 +192,25 @@ uint16_t mxd_f32_to_f16(float x) {
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
-static void attend(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale, float *scores,
-                   float *out) {
-    float max = -INFINITY;
-    for (size_t j = 0; j < n; j++) {
-        float lane[LANES] = {0};
-        for (size_t i = 0; i < d; i++) lane[i % LANES] = fmaf(q[i], mxd_f16_to_f32(k[j * d + i]), lane[i % LANES]);
-        scores[j] = reduce16(lane) * scale;
-        max = scores[j] > max ? scores[j] : max;
-    }
-    float lane[LANES] = {0};
+/* Scores to weights in place; returns the inverse of their sum. */
+static float softmax(float *scores, size_t n) {
+    float max = -INFINITY, lane[LANES] = {0};
+    for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
     for (size_t j = 0; j < n; j++) {
         scores[j] = mxd_exp_ref(scores[j] - max);
         lane[j % LANES] += scores[j];
     }
-    float inverse = 1.0f / reduce16(lane);
+    return 1.0f / reduce16(lane);
+}
+
+static void attend(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale, float *scores,
+                   float *out) {
+    for (size_t j = 0; j < n; j++) {
+        float lane[LANES] = {0};
+        for (size_t i = 0; i < d; i++) lane[i % LANES] = fmaf(q[i], mxd_f16_to_f32(k[j * d + i]), lane[i % LANES]);
+        scores[j] = reduce16(lane) * scale;
+    }
+    float inverse = softmax(scores, n);
     for (size_t i = 0; i < d; i++) {
         float acc = 0;
         for (size_t j = 0; j < n; j++) acc = fmaf(scores[j], mxd_f16_to_f32(v[j * d + i]), acc);
@@ -217,6 +221,213 @@ static void attend(const float *q, const uint16_t *k, const uint16_t *v, size_t 
 void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                        float scale, float *scores, float *out) {
     for (size_t h = 0; h < heads; h++) attend(q + h * d, k, v, n, d, scale, scores + h * n, out + h * d);
+}
+
+/* ---- quantized rows of the KV cache ---- */
+
+size_t mxd_row_bytes(mxd_row_format format, size_t d) {
+    return format == MXD_ROW_F16 ? 2 * d : d / (format == MXD_ROW_MXINT8 ? 1 : 2) + d / BLOCK;
+}
+
+static const int8_t NORMAL4[8] = {MXD_NORMAL4_LEVELS};
+
+/* Element i of a row, an integer in units of the format. */
+static int32_t element(mxd_row_format format, const uint8_t *row, size_t i) {
+    if (format == MXD_ROW_MXINT8) return (int8_t)row[i];
+    uint8_t pair = row[i / BLOCK * (BLOCK / 2) + i % (BLOCK / 2)];
+    uint8_t code = i % BLOCK < BLOCK / 2 ? pair & 15 : pair >> 4;
+    if (format == MXD_ROW_MXFP4) return E2M1X2[code];
+    return code < 8 ? NORMAL4[code] : -NORMAL4[code - 8];
+}
+
+static float normal4_scale(uint8_t code) {
+    return code == MXD_CODE_FAULT ? NAN : from_bits((uint32_t)(code + MXD_NORMAL4_CODES) << 20);
+}
+
+/* The scale of block b times the unit: exact. E8M0's code 255 becomes infinity, which times an element, 0, is NaN. */
+static float row_scale(mxd_row_format format, const uint8_t *row, size_t d, size_t b) {
+    uint8_t code = row[mxd_row_bytes(format, d) - d / BLOCK + b];
+    if (format == MXD_ROW_NORMAL4) return normal4_scale(code);
+    return e8m0(code) * (format == MXD_ROW_MXINT8 ? 0.015625f : 0.5f);
+}
+
+static float score_mx(const mxd_act *q, size_t head, mxd_row_format format, const uint8_t *k, size_t d) {
+    float acc = 0;
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        size_t at = head * (d / BLOCK) + b;
+        int32_t dot = 0;
+        for (size_t i = 0; i < BLOCK; i++) dot += q->q[at * BLOCK + i] * element(format, k, b * BLOCK + i);
+        acc = fmaf((float)dot, row_scale(format, k, d, b) * q->s[at], acc);
+    }
+    return acc;
+}
+
+static void mxd_attention_mx_ref(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d,
+                                 float scale, float *scores, float *out) {
+    size_t n = 0;
+    for (size_t s = 0; s < count; s++) n += spans[s].n;
+    for (size_t h = 0; h < heads; h++) {
+        float *w = scores + h * n;
+        size_t at = 0;
+        for (const mxd_span *s = spans; s < spans + count; s++)
+            for (size_t j = 0; j < s->n; j++)
+                w[at++] = score_mx(q, h, s->format, s->k + j * mxd_row_bytes(s->format, d), d) * scale;
+        float inverse = softmax(w, n);
+        for (size_t i = 0; i < d; i++) {
+            float acc = 0;
+            at = 0;
+            for (const mxd_span *s = spans; s < spans + count; s++)
+                for (size_t j = 0; j < s->n; j++) {
+                    const uint8_t *v = s->v + j * mxd_row_bytes(s->format, d);
+                    acc = fmaf(w[at++] * row_scale(s->format, v, d, i / BLOCK), (float)element(s->format, v, i), acc);
+                }
+            out[h * d + i] = acc * inverse;
+        }
+    }
+}
+
+static void mxd_hadamard_ref(float *x, size_t d) {
+    size_t block = d & -d;
+    float scale = 1.0f / sqrtf((float)block);
+    for (size_t start = 0; start < d; start += block) {
+        for (size_t half = 1; half < block; half *= 2)
+            for (size_t i = start; i < start + block; i++) {
+                if ((i - start) & half) continue;
+                float a = x[i], b = x[i + half];
+                x[i] = a + b;
+                x[i + half] = a - b;
+            }
+        for (size_t i = start; i < start + block; i++) x[i] *= scale;
+    }
+}
+
+static uint32_t largest_bits(const float *x) {
+    uint32_t amax = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        uint32_t a = to_bits(x[i]) & 0x7fffffffu;
+        if (a > amax) amax = a;
+    }
+    return amax;
+}
+
+/* floor(log2) of a block's largest magnitude, NOTHING if that is nearly nothing, FAULT if it holds NaN or Inf. */
+enum { NOTHING = -1000, FAULT = 1000 };
+
+static int block_exponent(const float *x) {
+    uint32_t amax = largest_bits(x);
+    if (amax >= 0x7f800000u) return FAULT;
+    return from_bits(amax) < MXD_ACT_TINY ? NOTHING : (int)(amax >> 23) - 127;
+}
+
+static float power_of_two(int e) { /* normal */
+    return from_bits((uint32_t)(e + 127) << 23);
+}
+
+static void mxd_store_mxint8_ref(const float *x, size_t d, uint8_t *row) {
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        int e = block_exponent(x + b * BLOCK);
+        int known = e != NOTHING && e != FAULT;
+        float up = known ? power_of_two(6 - e) : 0;
+        for (size_t i = b * BLOCK; i < (b + 1) * BLOCK; i++) {
+            int32_t q = known ? (int32_t)rintf(x[i] * up) : 0;
+            row[i] = (uint8_t)(int8_t)(q > 127 ? 127 : q < -127 ? -127 : q);
+        }
+        row[d + b] = e == FAULT ? MXD_CODE_FAULT : e == NOTHING ? 0 : (uint8_t)(e + 127);
+    }
+}
+
+/* The nearest E2M1 magnitude, ties to the even code, in units of 2^e. */
+static float round_e2m1(float a) {
+    float step = a < 2 ? 0.5f : a < 4 ? 1.0f : 2.0f;
+    float r = rintf(a * (1 / step)) * step;
+    return r > 6 ? 6 : r;
+}
+
+/* Squared error of a block in units of 2^e, by sum16. */
+static float error_e2m1(const float *x, float up) {
+    float lane[LANES] = {0};
+    for (int i = 0; i < BLOCK; i++) {
+        float a = fabsf(x[i]) * up, u = a - round_e2m1(a);
+        lane[i % LANES] = fmaf(u, u, lane[i % LANES]);
+    }
+    return reduce16(lane);
+}
+
+static uint8_t code_e2m1(float x, float up) {
+    float r = round_e2m1(fabsf(x) * up) * 2;
+    uint8_t code = 0;
+    while ((float)E2M1X2[code] < r) code++;
+    return code && x < 0 ? code | 8 : code;
+}
+
+static void mxd_store_mxfp4_ref(const float *x, size_t d, uint8_t *row) {
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        const float *v = x + b * BLOCK;
+        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
+        int e = block_exponent(v);
+        if (e == NOTHING || e == FAULT) {
+            memset(out, 0, BLOCK / 2);
+            *code = e == FAULT ? MXD_CODE_FAULT : 0;
+            continue;
+        }
+        e -= 2; /* the largest is 4 .. 8 units of 2^e, or half as many of the next power: whichever errs less */
+        e += 4 * error_e2m1(v, power_of_two(-e - 1)) < error_e2m1(v, power_of_two(-e));
+        for (int i = 0; i < BLOCK / 2; i++)
+            out[i] = (uint8_t)(code_e2m1(v[i], power_of_two(-e)) | code_e2m1(v[i + BLOCK / 2], power_of_two(-e)) << 4);
+        *code = (uint8_t)(e + 127);
+    }
+}
+
+/* The level nearest to a magnitude in units of the scale: its code. */
+static uint8_t code_normal4(float a) {
+    static const float bounds[7] = {MXD_NORMAL4_BOUNDS};
+    uint8_t code = 0;
+    for (int i = 0; i < 7; i++) code += a > bounds[i];
+    return code;
+}
+
+/* Squared error of a block, by sum16. */
+static float error_normal4(const float *x, float scale) {
+    float lane[LANES] = {0}, up = 1.0f / scale;
+    for (int i = 0; i < BLOCK; i++) {
+        float a = fabsf(x[i]) * up, u = a - (float)NORMAL4[code_normal4(a)];
+        lane[i % LANES] = fmaf(u, u, lane[i % LANES]);
+    }
+    return reduce16(lane) * scale * scale;
+}
+
+/* The scale that errs least, the smaller among equals. */
+static uint8_t best_scale(const float *x, float largest) {
+    int32_t first = (int32_t)(to_bits(largest / 127) >> 20) - MXD_NORMAL4_CODES, best = 254;
+    float least = INFINITY;
+    for (int32_t c = first + MXD_NORMAL4_FIRST; c <= first + MXD_NORMAL4_LAST; c++) {
+        int32_t code = c < 0 ? 0 : c > 254 ? 254 : c;
+        float error = error_normal4(x, normal4_scale((uint8_t)code));
+        if (error < least) least = error, best = code;
+    }
+    return (uint8_t)best;
+}
+
+static void mxd_store_normal4_ref(const float *x, size_t d, uint8_t *row) {
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        const float *v = x + b * BLOCK;
+        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b, codes[BLOCK];
+        uint32_t amax = largest_bits(v);
+        if (amax >= 0x7f800000u) {
+            memset(out, 0, BLOCK / 2);
+            *code = MXD_CODE_FAULT;
+            continue;
+        }
+        *code = best_scale(v, from_bits(amax));
+        float up = 1.0f / normal4_scale(*code);
+        for (int i = 0; i < BLOCK; i++)
+            codes[i] = (uint8_t)(code_normal4(fabsf(v[i]) * up) | (to_bits(v[i]) >> 31) << 3);
+        for (int i = 0; i < BLOCK / 2; i++) out[i] = (uint8_t)(codes[i] | codes[i + BLOCK / 2] << 4);
+    }
+}
+
+void mxd_load_mx_ref(mxd_row_format format, const uint8_t *row, size_t d, float *x) {
+    for (size_t i = 0; i < d; i++) x[i] = row_scale(format, row, d, i / BLOCK) * (float)element(format, row, i);
 }
 
 static void mxd_silu_mul_ref(const float *gate, const float *up, size_t n, float *out) {
@@ -242,6 +453,11 @@ void mxd_kernels_init_ref(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, rmsnorm, ref);
     MXD_BIND(k, n, rope, ref);
     MXD_BIND(k, n, attention, ref);
+    MXD_BIND(k, n, attention_mx, ref);
+    MXD_BIND(k, n, hadamard, ref);
+    MXD_BIND(k, n, store_mxint8, ref);
+    MXD_BIND(k, n, store_mxfp4, ref);
+    MXD_BIND(k, n, store_normal4, ref);
     MXD_BIND(k, n, silu_mul, ref);
     MXD_BIND(k, n, add, ref);
     MXD_BIND(k, n, to_f16, ref);

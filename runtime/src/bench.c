@@ -178,6 +178,7 @@ static mxd_status open_batch(const mxd_engine *g, const uint32_t *ids, batch *ma
     options.max_seqs = SEQUENCES;
     options.threads = g->plan.threads;
     same_precision(g, &options);
+    options.kv = g->kv.mode;
     mxd_sampling one;
     mxd_sampling_default(&one);
     one.max_tokens = 1;
@@ -264,6 +265,8 @@ static mxd_status compare_drafts(mxd_bench *b, const mxd_engine *g, mxd_error *e
         options.threads = g->plan.threads;
         same_precision(g, &options);
         options.draft = DRAFTS[d];
+        options.kv = g->kv.mode;
+        options.kv_budget = g->kv.budget;
         status = mxd_engine_open(g->model, &options, &engines[d], err);
         if (!status && d > 0) status = mxd_engine_measure_costs(engines[d], NULL, err);
     }

@@ -114,9 +114,11 @@ size_t mxd_cpu_describe(char *buf, size_t cap) {
     } else {
         len = snprintf(buf, cap,
                        "quantize %s\nmatmul_mxfp4 %s\nmatmul_mxint8 %s\nrmsnorm %s\nrope %s\nattention %s\n"
+                       "attention_mx %s\nhadamard %s\nstore_mxint8 %s\nstore_mxfp4 %s\nstore_normal4 %s\n"
                        "silu_mul %s\nadd %s\nto_f16 %s\nexp_weights %s\n",
-                       n.quantize, n.matmul_mxfp4, n.matmul_mxint8, n.rmsnorm, n.rope, n.attention, n.silu_mul, n.add,
-                       n.to_f16, n.exp_weights);
+                       n.quantize, n.matmul_mxfp4, n.matmul_mxint8, n.rmsnorm, n.rope, n.attention,
+                       n.attention_mx, n.hadamard, n.store_mxint8, n.store_mxfp4, n.store_normal4, n.silu_mul,
+                       n.add, n.to_f16, n.exp_weights);
     }
     return (size_t)len;
 }

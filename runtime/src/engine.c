@@ -50,14 +50,16 @@ static size_t layout(mxd_engine *g, char *base) {
     size_t qkv_width = mxd_pad_tile(q_dim) + 2 * mxd_pad_tile((size_t)c->kv_heads * c->head_dim);
     size_t widest = c->ffn > c->hidden ? c->ffn : c->hidden;
     if (q_dim > widest) widest = q_dim;
-    int with_drafter = g->kv_layers > c->layers;
     size_t head_tile = c->hidden / MXD_BLOCK * MXD_MXINT8_BLOCK_BYTES;
-    if (with_drafter && widest < 2 * (size_t)c->hidden) widest = 2 * (size_t)c->hidden;
-    if (with_drafter && widest < g->model->drafter.features * (size_t)c->hidden)
+    if (g->with_drafter && widest < 2 * (size_t)c->hidden) widest = 2 * (size_t)c->hidden;
+    if (g->with_drafter && widest < g->model->drafter.features * (size_t)c->hidden)
         widest = g->model->drafter.features * (size_t)c->hidden;
 
-    g->kv = take(&b, (size_t)g->max_seqs * g->kv_layers * 2 * c->kv_heads * ctx * c->head_dim, sizeof *g->kv);
-    g->side_kv = take(&b, (size_t)g->side_rows * c->layers * 2 * c->kv_heads * c->head_dim, sizeof *g->side_kv);
+    mxd_kv_fit(g);
+    g->kv_rows = take(&b, mxd_kv_arena(g), 1);
+    if (g->with_drafter)
+        g->draft_kv = take(&b, (size_t)g->max_seqs * 2 * c->kv_heads * ctx * c->head_dim, sizeof *g->draft_kv);
+    g->side_kv = take(&b, (size_t)g->side_rows * c->layers * 2 * c->kv_heads, g->kv.row_bytes);
     g->plan.kv_cache = b.used;
 
     g->rows = take(&b, rows, sizeof *g->rows);
@@ -68,6 +70,14 @@ static size_t layout(mxd_engine *g, char *base) {
     g->projected = take(&b, rows * c->hidden, sizeof(float));
     g->gate_up = take(&b, rows * 2 * c->ffn, sizeof(float));
     g->scores = take(&b, g->plan.threads * (c->heads / c->kv_heads) * ctx, sizeof(float));
+    if (g->kv.format != MXD_ROW_F16) {
+        g->queries = take(&b, g->plan.threads, sizeof *g->queries);
+        for (uint32_t i = 0; i < g->plan.threads; i++) {
+            mxd_act act = take_input(&b, c->heads / c->kv_heads, c->head_dim, 0).act;
+            if (base) g->queries[i] = act;
+        }
+    }
+    if (g->monitors) g->monitored = take(&b, rows * c->kv_heads * ctx, sizeof(float));
     g->logits = take(&b, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
     g->shared = take_input(&b, rows, widest, g->precision);
     g->own = take(&b, g->plan.threads, sizeof *g->own);
@@ -83,7 +93,7 @@ static size_t layout(mxd_engine *g, char *base) {
     g->scratch.weights = take(&b, c->vocab, sizeof(float));
     g->scratch.heap = take(&b, c->vocab, sizeof(uint32_t));
     g->scratch.seen = take(&b, c->vocab / 8 + 1, 1);
-    if (with_drafter) {
+    if (g->with_drafter) {
         const mxd_draft_model *d = &g->model->drafter;
         g->features = take(&b, rows * d->features * c->hidden, sizeof(float));
         g->step_rows = take(&b, rows, sizeof *g->step_rows);
@@ -99,7 +109,13 @@ static size_t layout(mxd_engine *g, char *base) {
         uint32_t *tokens = take(&b, ctx, sizeof *tokens);
         char *held = take(&b, HELD_BYTES, 1), *text = take(&b, TEXT_BYTES, 1);
         mxd_seq s = {.tokens = tokens, .held = held, .text = text};
-        if (with_drafter) {
+        if (g->kv.mode == MXD_KV_TIERED) {
+            s.kv.core = take(&b, g->kv.core, sizeof *s.kv.core);
+            s.kv.far = take(&b, g->kv.far, sizeof *s.kv.far);
+            s.kv.attended = take(&b, ctx, sizeof(float));
+            s.kv.doubt = take(&b, ctx, sizeof(float));
+        }
+        if (g->with_drafter) {
             s.draft_state = take(&b, c->hidden, sizeof(float));
             s.draft_ids = take(&b, mxd_draft_logits(g), sizeof *s.draft_ids);
             s.context_head = take(&b, MXD_CONTEXT_ROWS / MXD_TILE_ROWS * head_tile, 1);
@@ -173,20 +189,22 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     uint32_t most_rows = o->max_seqs * (1 + MXD_MAX_DRAFT);
     g->logit_rows = most_rows < g->max_rows ? most_rows : g->max_rows;
     g->draft = (mxd_draft)o->draft;
-    int with_drafter = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
-    g->kv_layers = c->layers + (uint32_t)with_drafter;
+    g->with_drafter = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
     g->side_rows = g->draft == MXD_DRAFT_OFF ? 0 : g->logit_rows;
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
     g->draft_min = o->draft_min;
     uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
     g->plan = (mxd_plan){
         .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0) +
-                   (with_drafter ? m->drafter.bytes : 0),
+                   (g->with_drafter ? m->drafter.bytes : 0),
         .available = mxd_memory_available(m->map_len),
         .ctx = o->ctx ? o->ctx : default_ctx,
         .threads = o->threads ? o->threads : mxd_default_threads(),
         .precision = g->mixes ? MXD_PRECISION_AUTO : g->precision ? MXD_PRECISION_FULL : MXD_PRECISION_BASE,
     };
+    if ((status = mxd_kv_resolve(g, o, err))) return status;
+    g->monitors = g->mixes || g->kv.mode == MXD_KV_TIERED;
+    g->plan.kv = g->kv.mode;
     g->plan.largest_ctx = largest_context(*g);
     layout(g, NULL);
     return MXD_OK;

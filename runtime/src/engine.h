@@ -8,6 +8,7 @@
 #include "bundle.h"
 #include "clock.h"
 #include "draft.h"
+#include "kv.h"
 #include "sampler.h"
 #include "threads.h"
 
@@ -52,6 +53,8 @@ struct mxd_seq {
     uint32_t *tokens;      /* (ctx) committed and queued */
     size_t token_count;    /* of those */
     size_t done;           /* positions whose keys and values are in the cache */
+    size_t kept;           /* positions below were processed; those from done on must be again, behind a truncation */
+    mxd_kv_state kv;
     size_t prompt_end;     /* tokens below came from prompts */
     size_t output_from;    /* the last step added tokens[output_from .. token_count) */
     mxd_stop_reason stop;
@@ -127,7 +130,9 @@ struct mxd_engine {
     uint32_t catch_up;     /* rows from one pass at full precision to the next, at most */
     int pass;              /* precision of the pass under way: index of norms and planes */
     uint32_t max_seqs, max_rows, logit_rows;
-    uint32_t kv_layers;    /* the target's, and behind them the drafter's */
+    int with_drafter;      /* the bundle's trained drafter is in use */
+    mxd_kv_layout kv;
+    int monitors;          /* somebody needs monitor.h */
     mxd_draft draft;
     uint32_t draft_max, draft_min;
     mxd_policy policy;
@@ -135,8 +140,9 @@ struct mxd_engine {
 
     char *arena;
     mxd_seq *seqs;         /* (max_seqs) */
-    uint16_t *kv;          /* (max_seqs, kv_layers, 2, kv_heads, ctx, head_dim) f16 */
-    uint16_t *side_kv;     /* (side_rows, layers, 2, kv_heads, head_dim) of rows beside the cache */
+    uint8_t *kv_rows;      /* (max_seqs, layers, 2, kv_heads, kv.head_bytes) */
+    uint16_t *draft_kv;    /* (max_seqs, 2, kv_heads, ctx, head_dim) of the drafter's layer */
+    uint8_t *side_kv;      /* (side_rows, layers, 2, kv_heads, kv.row_bytes) of rows beside the cache */
     uint32_t side_rows, side_used; /* how many there can be; how many the step under way has */
     mxd_row *rows;         /* (max_rows) of the step under way */
     mxd_outcome *outcomes; /* (max_rows) of the rows that want something, in their order */
@@ -149,6 +155,8 @@ struct mxd_engine {
     float *projected;      /* (max_rows, hidden) */
     float *gate_up;        /* (max_rows, 2*ffn) */
     float *scores;         /* (threads, heads of a KV head, ctx) */
+    mxd_act *queries;      /* (threads) heads of a KV head, where keys are quantized */
+    float *monitored;      /* (max_rows, kv_heads, ctx), see monitor.h; NULL: nobody needs it */
     float *logits;         /* (logit_rows, vocab padded) */
     mxd_head_part *head_parts; /* (threads) */
     mxd_input shared;      /* max_rows rows that the threads prepare together */
@@ -176,24 +184,14 @@ static inline uint64_t mxd_weight_bytes(const mxd_engine *g, int precision) {
            mxd_pad_tile(head->rows) / MXD_TILE_ROWS * (head->cols / MXD_BLOCK) * MXD_MXINT8_BLOCK_BYTES;
 }
 
-/* Keys (which = 0) or values (1) of a head of a sequence: (ctx, head_dim). */
-static inline uint16_t *mxd_kv(const mxd_engine *g, uint32_t slot, uint32_t layer, int which, uint32_t head) {
-    const mxd_config *c = &g->model->config;
-    size_t index = (((size_t)slot * g->kv_layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
-    return g->kv + index * g->plan.ctx * c->head_dim;
+/* Positions that are processed, or were before a truncation. */
+static inline size_t mxd_seq_known(const mxd_seq *s) {
+    return s->done > s->kept ? s->done : s->kept;
 }
 
 /* sequence.c: commit a chosen token: its text, the stop it may cause, the count. */
 void mxd_seq_commit(mxd_seq *s, uint32_t id);
 mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err);
-
-/* Where a row keeps its keys (which = 0) or values (1) of a head: (head_dim). */
-static inline uint16_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head) {
-    const mxd_config *c = &g->model->config;
-    if (!row->beside) return mxd_kv(g, row->slot, layer, which, head) + row->position * c->head_dim;
-    size_t index = (((size_t)(row->beside - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
-    return g->side_kv + index * c->head_dim;
-}
 
 /* Precision of a row that nothing is known of yet. */
 static inline int mxd_first_pass(const mxd_engine *g) {

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "monitor.h"
+
 void mxd_barrier(const mxd_worker *w) {
     if (w->threads > 1) mxd_pool_barrier(w->g->pool);
 }
@@ -137,9 +139,22 @@ static void store_keys_values(const mxd_worker *w, uint32_t layer) {
         uint32_t h = (uint32_t)(unit % c->kv_heads);
         float *k = g->qkv + unit / c->kv_heads * at.width + at.k_at + h * d, *v = k - at.k_at + at.v_at;
         rotate(g, k, row->position);
-        g->kernels.to_f16(k, d, mxd_row_kv(g, row, layer, 0, h));
-        g->kernels.to_f16(v, d, mxd_row_kv(g, row, layer, 1, h));
+        mxd_kv_store(g, layer, k, mxd_row_kv(g, row, layer, 0, h));
+        mxd_kv_store(g, layer, v, mxd_row_kv(g, row, layer, 1, h));
     }
+}
+
+/* Attention of query heads over a quantized cache, whose rows are rotated by the Hadamard transform: so are the queries,
+ * and what comes of the values is rotated back. */
+static void attend_quantized(const mxd_worker *w, float *q, size_t group, const mxd_span *spans, size_t count,
+                             float scale, float *scores, float *out) {
+    const mxd_engine *g = w->g;
+    size_t d = g->model->config.head_dim;
+    const mxd_act *query = &g->queries[w->thread];
+    for (size_t h = 0; h < group; h++) g->kernels.hadamard(q + h * d, d);
+    g->kernels.quantize(q, d, group, d, query);
+    g->kernels.attention_mx(query, group, spans, count, d, scale, scores, out);
+    for (size_t h = 0; h < group; h++) g->kernels.hadamard(out + h * d, d);
 }
 
 /* Rotate the query heads of a row that share a KV head, and attend over the cache up to the row's position. */
@@ -150,21 +165,35 @@ static void attend_group(const mxd_worker *w, uint32_t layer, size_t m, uint32_t
     size_t d = c->head_dim, group = c->heads / c->kv_heads, first = kv_head * group;
     float *q = g->qkv + m * layout_qkv(c).width + first * d;
     for (size_t h = 0; h < group; h++) rotate(g, q + h * d, row->position);
-    g->kernels.attention(q, group, mxd_kv(g, row->slot, layer, 0, kv_head), mxd_kv(g, row->slot, layer, 1, kv_head),
-                         row->position + 1, d, 1.0f / sqrtf((float)d),
-                         g->scores + (size_t)w->thread * group * g->plan.ctx, g->mixed + (m * c->heads + first) * d);
+    float scale = 1.0f / sqrtf((float)d);
+    float *scores = g->scores + (size_t)w->thread * group * g->plan.ctx, *out = g->mixed + (m * c->heads + first) * d;
+    mxd_span spans[MXD_KV_MAX_SPANS];
+    size_t count = mxd_kv_spans(g, row->slot, layer, kv_head, row->position, spans);
+    if (mxd_kv_format(g, layer) == MXD_ROW_F16)
+        g->kernels.attention(q, group, (const uint16_t *)(const void *)spans->k,
+                             (const uint16_t *)(const void *)spans->v, spans->n, d, scale, scores, out);
+    else
+        attend_quantized(w, q, group, spans, count, scale, scores, out);
+    if (g->monitored && layer == g->model->schedule.monitored_layer)
+        mxd_monitor_row(g, m, kv_head, scores, row->position + 1);
+}
+
+/* Where a row beside the cache has its place in it. */
+static uint8_t *place_in_cache(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t kv_head) {
+    mxd_row placed = *row;
+    placed.beside = 0;
+    return mxd_row_kv(g, &placed, layer, which, kv_head);
 }
 
 /* The same for a row beside the cache: what lies beside goes into its place meanwhile. No other thread reads this head
  * then. */
 static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_t kv_head) {
     const mxd_engine *g = w->g;
-    const mxd_config *c = &g->model->config;
-    size_t d = c->head_dim, bytes = d * sizeof(uint16_t), count = 0;
-    uint16_t saved[MXD_MAX_DRAFT][2][256]; /* head_dim <= 256 */
+    size_t bytes = g->kv.row_bytes, count = 0;
+    uint8_t saved[MXD_MAX_DRAFT][2][512]; /* head_dim <= 256 */
     for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
         for (int which = 0; which < 2; which++) {
-            uint16_t *place = mxd_kv(g, row->slot, layer, which, kv_head) + row->position * d;
+            uint8_t *place = place_in_cache(g, row, layer, which, kv_head);
             memcpy(saved[count][which], place, bytes);
             memcpy(place, mxd_row_kv(g, row, layer, which, kv_head), bytes);
         }
@@ -172,7 +201,7 @@ static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_
     count = 0;
     for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
         for (int which = 0; which < 2; which++)
-            memcpy(mxd_kv(g, row->slot, layer, which, kv_head) + row->position * d, saved[count][which], bytes);
+            memcpy(place_in_cache(g, row, layer, which, kv_head), saved[count][which], bytes);
 }
 
 /* The query heads of one KV head of one row at a time; rows beside the cache behind the others. */

@@ -38,6 +38,7 @@ static uint32_t widest(const mxd_engine *g) {
 mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
                          mxd_error *err) {
     g->row_count = g->side_used = 0;
+    position = mxd_kv_any_position(g, position, rows);
     for (uint32_t k = 0; k < rows; k++)
         g->rows[g->row_count++] = (mxd_row){.position = position + k, .wants = MXD_WANTS_WINNER};
     double start = mxd_now();
@@ -89,9 +90,10 @@ static void describe(const mxd_engine *g, char *out, size_t cap) {
     }
     const mxd_config *c = &g->model->config;
     snprintf(out, cap,
-             "mxdraft %s %s %s %s threads %u precision %d drafter %d rows %u from %u model %u %u %u %u %" PRIu64 " %s",
+             "mxdraft %s %s %s %s threads %u precision %d kv %d drafter %d rows %u from %u model %u %u %u %u %" PRIu64 " %s",
              mxd_version(), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
-             g->plan.threads, mxd_first_pass(g), g->features != NULL, widest(g), first_position(g), c->hidden, c->layers,
+             g->plan.threads, mxd_first_pass(g), (int)g->kv.mode, g->features != NULL, widest(g), first_position(g),
+             c->hidden, c->layers,
              c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
 

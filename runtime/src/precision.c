@@ -1,5 +1,7 @@
 #include "precision.h"
 
+#include "monitor.h"
+
 /* How much the newest look counts in the share of looks that changed the choice. */
 static const float FLIP_SHARE = 0.125f;
 
@@ -25,6 +27,7 @@ size_t mxd_base_room(const mxd_seq *s) {
 
 mxd_token_record mxd_inspect(const mxd_engine *g, const mxd_seq *s, const mxd_outcome *outcome) {
     mxd_signals signals = {.confidence = mxd_exp_ref(-outcome->margin), .history = s->flip_rate};
+    if (g->mixes && !g->pass) signals.attention = mxd_attended(g, outcome->row, s->full_done, s->done);
     return (mxd_token_record){.position = (uint32_t)s->done + 1,
                               .token = outcome->winner,
                               .base_token = g->pass ? UINT32_MAX : outcome->winner,

@@ -35,10 +35,12 @@ mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **o
     s->in_use = 1;
     s->sampling = *sampling;
     s->sampling.stop = NULL;
-    s->token_count = s->done = s->prompt_end = s->output_from = s->held_len = s->text_len = 0;
+    s->token_count = s->done = s->kept = s->prompt_end = s->output_from = s->held_len = s->text_len = 0;
     s->stop = MXD_STOP_NONE;
     s->stats = (mxd_stats){0};
     s->drafter = NULL;
+    mxd_kv_reset(s);
+    if (s->kv.doubt) memset(s->kv.doubt, 0, g->plan.ctx * sizeof *s->kv.doubt);
     s->draft_done = s->context_read = 0;
     s->guess_count = s->context_rows = s->context_next = 0;
     s->full_done = 0;
@@ -68,9 +70,9 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
     if (n >= ctx || s->token_count + n >= ctx)
         return mxd_fail(err, MXD_ERR_CONTEXT, "prompt %zu tokens, context %u: no room to answer", s->token_count + n,
                         ctx);
-    if (s->token_count + n == s->done)
+    if (s->token_count + n == mxd_seq_known(s))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "nothing to continue: the prompt is empty, all %zu tokens are processed",
-                        s->done);
+                        s->token_count);
     memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
     s->token_count += n;
     s->prompt_end = s->output_from = s->token_count;
@@ -87,9 +89,14 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
 mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
     if (n > s->token_count)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "cannot truncate %zu tokens to %zu", s->token_count, n);
+    if (s->kv.doubt) memset(s->kv.doubt + n, 0, (s->token_count - n) * sizeof *s->kv.doubt);
     s->token_count = n;
-    if (s->done > n) s->done = n;
-    mxd_forget_looks(s, n);
+    s->kept = n < mxd_seq_known(s) ? n : mxd_seq_known(s);
+    if (s->done > n) {
+        s->done = mxd_kv_can_shorten(s->engine) ? n : 0; /* else what is kept is processed again, as it was */
+        if (s->done == 0) mxd_kv_reset(s);
+    }
+    mxd_forget_looks(s, s->done);
     if (s->draft_done > s->done) s->draft_done = s->done;
     s->guess_count = 0;
     s->prompt_end = s->output_from = n;
@@ -231,10 +238,13 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
     static const char *const stops[] = {"none", "eos", "limit", "context", "string"};
     static const char *const precisions[] = {"auto", "base", "full"};
     static const char *const drafters[] = {"auto", "off", "ngram", "model"};
+    static const char *const caches[] = {"auto", "f16", "int8", "mxfp4", "tiered"};
     const mxd_engine *g = s->engine;
     char acceptance[8 * 12];
     mxd_stats t;
+    mxd_kv_use kv;
     mxd_seq_get_stats(s, &t);
+    mxd_seq_kv(s, &kv);
     acceptance_json(&t, acceptance, sizeof acceptance);
     int len = snprintf(
         buf, cap,
@@ -243,7 +253,8 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         "\"drafted\": %llu, \"accepted\": %llu, \"steps\": %llu, \"tokens_per_step\": %.4f, "
         "\"acceptance_by_position\": [%s], \"draft_s\": %.6f, \"verify_s\": %.6f, \"sample_s\": %.6f, "
         "\"expected_gain\": %.4f, \"gain\": %.4f, \"core_fraction\": {\"compute\": %.4f, "
-        "\"precision\": %.4f, \"memory\": 0}, \"due\": %llu, \"bytes_read\": %llu, \"peak_rss_bytes\": %llu, \"stop\": \"%s\", "
+        "\"precision\": %.4f, \"memory\": %.4f}, \"due\": %llu, \"kv\": \"%s\", \"kv_bits_per_value\": %.4f, "
+        "\"bytes_read\": %llu, \"peak_rss_bytes\": %llu, \"stop\": \"%s\", "
         "\"seed\": %llu, \"threads\": %u, \"ctx\": %u, \"precision\": \"%s\", \"kernels\": {\"matmul_mxfp4\": \"%s\", "
         "\"matmul_mxint8\": \"%s\", \"attention\": \"%s\", \"quantize\": \"%s\"}}",
         (unsigned long long)t.prompt_tokens, (unsigned long long)t.generated_tokens, t.prefill_s, t.decode_s,
@@ -252,7 +263,8 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         (unsigned long long)t.accepted, (unsigned long long)t.steps, ratio(decoded(&t), (double)t.steps), acceptance,
         t.draft_s, t.verify_s, t.sample_s, t.expected_gain, t.gain,
         ratio((double)t.drafted, (double)(t.drafted + t.steps)), ratio((double)t.core, (double)t.generated_tokens),
-        (unsigned long long)t.due, (unsigned long long)t.bytes_read,
+        ratio(kv.far ? kv.recent + kv.core : 0, (double)s->done), (unsigned long long)t.due, caches[kv.mode],
+        kv.bits_per_value, (unsigned long long)t.bytes_read,
         (unsigned long long)t.peak_rss_bytes, stops[s->stop], (unsigned long long)s->sampling.seed, g->plan.threads,
         g->plan.ctx, precisions[g->plan.precision], g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,
         g->kernel_names.attention, g->kernel_names.quantize);

@@ -1,10 +1,12 @@
 /* Start here: the engine's step. Prompts are read in chunks; a sequence that generates runs its newest token and what
  * was drafted behind it, and keeps what its own choices confirm. Under mixed precision a step has two passes: one at base
  * precision, and one at full precision for rows that turned out to be core, for those that are due, and for prompts. */
+#include <math.h>
 #include <string.h>
 
 #include "draft_base.h"
 #include "draft_model.h"
+#include "monitor.h"
 #include "precision.h"
 
 /* One sequence's part of a pass: rows first..first+rows of its own tokens, its drafted ones behind them. */
@@ -28,29 +30,27 @@ typedef struct pass {
 } pass;
 
 static int runs(const mxd_seq *s) {
-    return s->stop == MXD_STOP_NONE && s->token_count > s->done;
+    return s->stop == MXD_STOP_NONE && s->token_count > mxd_seq_known(s);
 }
 
 #ifdef MXD_DEBUG
 /* Make every use of what a rejected row left in the cache show: NaN in keys and values behind the committed ones. */
 static void poison(const mxd_engine *g, const mxd_seq *s, size_t rows) {
     const mxd_config *c = &g->model->config;
+    if (rows > mxd_kv_room(s)) rows = mxd_kv_room(s);
     for (size_t position = s->done; position < s->done + rows && position < g->plan.ctx; position++)
         for (uint32_t l = 0; l < c->layers; l++)
             for (int which = 0; which < 2; which++)
-                for (uint32_t h = 0; h < c->kv_heads; h++)
-                    for (uint32_t i = 0; i < c->head_dim; i++)
-                        mxd_kv(g, s->slot, l, which, h)[position * c->head_dim + i] = 0x7e00;
+                for (uint32_t h = 0; h < c->kv_heads; h++) {
+                    float nan[256]; /* head_dim <= 256 */
+                    const mxd_row row = {.slot = s->slot, .position = (uint32_t)position};
+                    for (uint32_t i = 0; i < c->head_dim; i++) nan[i] = NAN;
+                    mxd_kv_store(g, l, nan, mxd_row_kv(g, &row, l, which, h));
+                }
 }
 #endif
 
 /* ---- statistics ---- */
-
-/* Bytes that a step streams for one sequence's rows: its cache so far. */
-static uint64_t kv_bytes(const mxd_engine *g, size_t positions) {
-    const mxd_config *c = &g->model->config;
-    return (uint64_t)positions * c->layers * 2 * c->kv_heads * c->head_dim * sizeof *g->kv;
-}
 
 /* What a pass did for one sequence. A decode step is one whose tokens were all chosen here; the others are prefill. */
 static void account(const pass *t, const part *p) {
@@ -61,7 +61,7 @@ static void account(const pass *t, const part *p) {
     stats->draft_s += t->draft_s;
     stats->verify_s += t->verify_s;
     stats->sample_s += t->sample_s;
-    stats->bytes_read += mxd_weight_bytes(g, t->full) + kv_bytes(g, s->done) + g->draft_bytes;
+    stats->bytes_read += mxd_weight_bytes(g, t->full) + mxd_kv_bytes(s) + g->draft_bytes;
     if (t->full != mxd_first_pass(g)) return; /* a second look */
     s->expected_tokens += 1;
     for (uint32_t i = 0; i < s->proposal.count; i++) s->expected_tokens += (double)s->proposal.path[i];
@@ -73,11 +73,13 @@ static void account(const pass *t, const part *p) {
 /* A looked-up token this likely is not worth the trained drafter's time. */
 static const float SURE = 0.8f;
 
-/* Most tokens that may be drafted: the one chosen behind them must still fit. */
+/* Most tokens that may be drafted: the one chosen behind them must still fit, and the tiers of the KV cache stay as they
+ * are. */
 static size_t draft_limit(const mxd_engine *g, const mxd_seq *s) {
     size_t most = g->draft_max, room = g->plan.ctx - s->token_count - 1, base_room = mxd_base_room(s) - 1;
     if (most > room) most = room;
     if (most > base_room) most = base_room;
+    if (most > mxd_kv_room(s) - 1) most = mxd_kv_room(s) - 1;
     if (s->sampling.max_tokens) {
         size_t left = s->sampling.max_tokens - (size_t)s->stats.generated_tokens - 1;
         if (most > left) most = left;
@@ -188,8 +190,11 @@ static void divide(pass *t, mxd_seq *const *seqs, size_t n) {
     for (size_t i = 0; i < n; i++) {
         mxd_seq *s = seqs[i];
         if (!runs(s) || mxd_runs_full(s) != t->full) continue;
+        mxd_kv_settle(s);
         size_t from = g->mixes && t->full ? s->full_done : s->done;
         size_t pending = s->token_count - from, more = pending - 1 < left ? pending - 1 : left;
+        size_t most = s->done - from + mxd_kv_room(s) - 1; /* the tiers stay as they are */
+        if (more > most) more = most;
         left -= more;
         t->rows += 1 + more;
         t->parts[t->count++] = (part){.seq = s,
@@ -229,8 +234,7 @@ static void move_into_cache(mxd_engine *g, const mxd_row *row) {
     for (uint32_t l = 0; l < c->layers; l++)
         for (int which = 0; which < 2; which++)
             for (uint32_t h = 0; h < c->kv_heads; h++)
-                memcpy(mxd_row_kv(g, &place, l, which, h), mxd_row_kv(g, row, l, which, h),
-                       c->head_dim * sizeof *g->kv);
+                memcpy(mxd_row_kv(g, &place, l, which, h), mxd_row_kv(g, row, l, which, h), g->kv.row_bytes);
 }
 
 static void fill_rows(pass *t) {
@@ -265,6 +269,7 @@ static void commit(mxd_seq *s, uint32_t token, int drafted, mxd_token_record rec
     size_t at = s->token_count - s->output_from;
     record.token = token;
     s->drafted[at] = (uint8_t)drafted;
+    if (s->kv.doubt) s->kv.doubt[s->token_count] = record.confidence;
     s->records[at] = record;
     s->stats.core += record.look == MXD_LOOK_CORE;
     s->stats.due += record.look == MXD_LOOK_DUE;
@@ -313,16 +318,19 @@ static void choose_all(pass *t) {
     for (size_t i = 0; i < t->count; i++) {
         part *p = &t->parts[i];
         mxd_seq *s = p->seq;
-        size_t processed = p->from + p->rows;
+        size_t before = s->done, processed = p->from + p->rows;
         if (g->mixes && t->full) mxd_caught_up(s, processed);
-        if (!p->reaches_end) {
-            if (s->done < processed) s->done = processed;
-            continue;
+        if (p->reaches_end) {
+            int first = s->stats.generated_tokens == 0;
+            s->done = processed - 1;
+            choose(t, p);
+            if (first && s->stats.generated_tokens > 0) s->stats.first_token_s = mxd_now() - s->prompted_at;
+        } else if (s->done < processed) {
+            s->done = processed;
         }
-        s->done = processed - 1;
-        int first = s->stats.generated_tokens == 0;
-        choose(t, p);
-        if (first && s->stats.generated_tokens > 0) s->stats.first_token_s = mxd_now() - s->prompted_at;
+        for (size_t k = 0; k < p->rows; k++) /* rows that were processed before, or turned core, do not count now */
+            if (p->from + k >= before && p->from + k < s->done) mxd_monitor_commit(s, p->first + k);
+        for (uint32_t k = 0; k < p->accepted; k++) mxd_monitor_commit(s, p->first + p->rows + p->accepted_node[k]);
 #ifdef MXD_DEBUG
         poison(g, s, s->proposal.count);
 #endif
@@ -442,14 +450,35 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     return MXD_OK;
 }
 
+/* Process again what a truncation left to be processed, as prompts are. */
+static mxd_status reprocess(mxd_seq *s, mxd_error *err) {
+    mxd_engine *g = s->engine;
+    while (s->done < s->token_count) {
+        mxd_kv_settle(s);
+        size_t rows = s->token_count - s->done;
+        if (rows > g->max_rows) rows = g->max_rows;
+        if (rows > mxd_kv_room(s)) rows = mxd_kv_room(s);
+        g->row_count = g->side_used = 0;
+        for (size_t k = 0; k < rows; k++) add_row(g, s, s->done + k, s->tokens[s->done + k], MXD_WANTS_NOTHING);
+        mxd_status status = mxd_forward(g, g->precision, err);
+        if (status) return status;
+        for (size_t m = 0; m < rows; m++) mxd_monitor_commit(s, m);
+        s->done += rows;
+        if (g->mixes) mxd_caught_up(s, s->done), s->catching_up = 0;
+    }
+    return MXD_OK;
+}
+
 /* Logits of the next of ids[n] tokens behind the sequence; returns how many through `count`. */
 static mxd_status force(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, size_t *count, mxd_error *err) {
     mxd_engine *g = s->engine;
     size_t vocab = g->model->config.vocab, chunk = mxd_logit_chunk(g);
     int full = mxd_runs_full(s);
+    mxd_kv_settle(s);
     size_t from = g->mixes && full ? s->full_done : s->done; /* one new row then, the last */
-    size_t rows = g->mixes && full ? s->done + 1 - from : n < chunk ? n : chunk;
+    size_t rows = g->mixes && full ? s->done + 1 - from : n;
     if (rows > chunk) rows = chunk;
+    if (rows > s->done - from + mxd_kv_room(s)) rows = s->done - from + mxd_kv_room(s);
     if (!full && rows > mxd_base_room(s)) rows = mxd_base_room(s);
     g->row_count = g->side_used = 0;
     for (size_t k = 0; k < rows; k++) {
@@ -464,6 +493,7 @@ static mxd_status force(mxd_seq *s, const uint32_t *ids, size_t n, float *logits
         mxd_token_record record = mxd_inspect(g, s, &g->outcomes[i]);
         if (g->mixes && !full && mxd_turns_core(s, &record)) break;
         if (g->mixes && full) mxd_resolve(s, &record);
+        mxd_monitor_commit(s, g->outcomes[i].row);
         memcpy(logits + i * vocab, g->outcomes[i].logits, vocab * sizeof *logits);
     }
     return MXD_OK;
@@ -473,10 +503,12 @@ mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logi
     mxd_engine *g = s->engine;
     mxd_status status = mxd_seq_check_ids(s, ids, n, err);
     if (status) return status;
-    if (s->done != s->token_count)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu queued tokens must be processed first", s->token_count - s->done);
+    if (mxd_seq_known(s) != s->token_count)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu queued tokens must be processed first",
+                        s->token_count - mxd_seq_known(s));
     if (n > g->plan.ctx - s->token_count)
         return mxd_fail(err, MXD_ERR_CONTEXT, "%zu tokens, context %u", s->token_count + n, g->plan.ctx);
+    if ((status = reprocess(s, err))) return status;
     memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
     for (size_t i = 0, count; i < n; i += count) {
         if ((status = force(s, ids + i, n - i, logits + i * g->model->config.vocab, &count, err))) return status;

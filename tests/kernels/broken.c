@@ -51,6 +51,40 @@ static void mxd_attention_broken(const float *q, size_t heads, const uint16_t *k
     if (n == 33) out[heads * d - 1] = last;
 }
 
+/* The weights are right, but those of the last head are in the first one's place. */
+static void mxd_attention_mx_broken(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d,
+                                    float scale, float *scores, float *out) {
+    size_t n = 0;
+    for (size_t s = 0; s < count; s++) n += spans[s].n;
+    ref.attention_mx(q, heads, spans, count, d, scale, scores, out);
+    if (heads > 1) memmove(scores, scores + (heads - 1) * n, n * sizeof *scores);
+}
+
+/* Not orthonormal. */
+static void mxd_hadamard_broken(float *x, size_t d) {
+    ref.hadamard(x, d);
+    for (size_t i = 0; i < d; i++) x[i] *= 2;
+}
+
+/* -128, which dot products of variants cannot have. */
+static void mxd_store_mxint8_broken(const float *x, size_t d, uint8_t *row) {
+    ref.store_mxint8(x, d, row);
+    for (size_t i = 0; i < d; i++)
+        if (row[i] == 129) row[i] = 128;
+}
+
+/* The scale of the first block is one too large. */
+static void mxd_store_mxfp4_broken(const float *x, size_t d, uint8_t *row) {
+    ref.store_mxfp4(x, d, row);
+    row[d / 2]++;
+}
+
+/* A sign is lost. */
+static void mxd_store_normal4_broken(const float *x, size_t d, uint8_t *row) {
+    ref.store_normal4(x, d, row);
+    row[0] &= 0xf7;
+}
+
 /* Reads before the beginning. */
 static void mxd_silu_mul_broken(const float *gate, const float *up, size_t n, float *out) {
     (void)*(const volatile float *)(gate - 1);
@@ -83,6 +117,11 @@ void init_broken(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, rmsnorm, broken);
     MXD_BIND(k, n, rope, broken);
     MXD_BIND(k, n, attention, broken);
+    MXD_BIND(k, n, attention_mx, broken);
+    MXD_BIND(k, n, hadamard, broken);
+    MXD_BIND(k, n, store_mxint8, broken);
+    MXD_BIND(k, n, store_mxfp4, broken);
+    MXD_BIND(k, n, store_normal4, broken);
     MXD_BIND(k, n, silu_mul, broken);
     MXD_BIND(k, n, add, broken);
     MXD_BIND(k, n, to_f16, broken);

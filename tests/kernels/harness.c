@@ -52,13 +52,7 @@ void *take(trial *t, const char *name, element type, size_t count) {
     void *data = t->at_end ? room + ROOM - bytes : room;
     /* All bits set is NaN, which no arithmetic hides; among NaN results it must be a number. */
     memset(data, t->style == NONFINITE ? 0x88 : 0xff, bytes);
-    t->buffers[t->buffer_count++] = (buffer){name, type, count, 0, data};
-    return data;
-}
-
-void *take_scratch(trial *t, const char *name, element type, size_t count) {
-    void *data = take(t, name, type, count);
-    t->buffers[t->buffer_count - 1].scratch = 1;
+    t->buffers[t->buffer_count++] = (buffer){name, type, count, data};
     return data;
 }
 
@@ -220,7 +214,7 @@ static int same_element(const buffer *a, const buffer *b, size_t i) {
 int same_buffers(const trial *reference, const trial *variant, char *problem, size_t cap) {
     for (size_t n = 0; n < reference->buffer_count; n++) {
         const buffer *a = &reference->buffers[n], *b = &variant->buffers[n];
-        if (a->scratch || !memcmp(a->data, b->data, a->count * element_size(a->type))) continue;
+        if (!memcmp(a->data, b->data, a->count * element_size(a->type))) continue;
         for (size_t i = 0; i < a->count; i++) {
             if (same_element(a, b, i)) continue;
             int digits = 2 * (int)element_size(a->type);

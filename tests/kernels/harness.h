@@ -8,7 +8,7 @@
 
 #include "../../runtime/kernels/kernels.h"
 
-enum { MAX_SIZES = 5, MAX_BUFFERS = 8, MAX_BENCH = 4 };
+enum { MAX_SIZES = 5, MAX_BUFFERS = 12, MAX_BENCH = 4 };
 
 typedef enum element { U8, I8, I16, F16, F32 } element;
 
@@ -26,7 +26,6 @@ typedef struct buffer {
     const char *name;
     element type;
     size_t count;
-    int scratch; /* contents are nobody's business */
     void *data;
 } buffer;
 
@@ -69,7 +68,6 @@ void harness_init(void);
 
 /* Buffers, to be taken in the same order in every trial of an op. `name` is the parameter's. */
 void *take(trial *t, const char *name, element type, size_t count); /* output: filled with poison */
-void *take_scratch(trial *t, const char *name, element type, size_t count);
 float *take_f32(trial *t, const char *name, size_t count); /* inputs: filled by style */
 uint16_t *take_f16(trial *t, const char *name, size_t count);
 

@@ -189,9 +189,92 @@ static void run_attention(trial *t) {
     size_t n = t->size[0], d = t->size[1], heads = t->size[2];
     const float *q = take_f32(t, "q", heads * d);
     const uint16_t *k = take_f16(t, "k", n * d), *v = take_f16(t, "v", n * d);
-    float *scores = take_scratch(t, "scores", F32, heads * n), *out = take(t, "out", F32, heads * d);
+    float *scores = take(t, "scores", F32, heads * n), *out = take(t, "out", F32, heads * d);
     float scale = 1.0f / sqrtf((float)d);
     while (running(t)) t->kernels->attention(q, heads, k, v, n, d, scale, scores, out);
+}
+
+/* ---- quantized rows ---- */
+
+static int block_heads(size_t index, size_t *size) { /* multiples of 32 */
+    size[0] = BLOCK * (index % 8 + 1);
+    return index < 64; /* several inputs each */
+}
+
+static void run_hadamard(trial *t) {
+    size_t d = t->size[0];
+    float *x = take_f32(t, "x", d);
+    while (running(t)) t->kernels->hadamard(x, d);
+}
+
+static void run_store_mxint8(trial *t) {
+    size_t d = t->size[0];
+    const float *x = take_f32(t, "x", d);
+    uint8_t *row = take(t, "row", U8, mxd_row_bytes(MXD_ROW_MXINT8, d));
+    while (running(t)) t->kernels->store_mxint8(x, d, row);
+}
+
+static void run_store_mxfp4(trial *t) {
+    size_t d = t->size[0];
+    const float *x = take_f32(t, "x", d);
+    uint8_t *row = take(t, "row", U8, mxd_row_bytes(MXD_ROW_MXFP4, d));
+    while (running(t)) t->kernels->store_mxfp4(x, d, row);
+}
+
+static void run_store_normal4(trial *t) {
+    size_t d = t->size[0];
+    const float *x = take_f32(t, "x", d);
+    uint8_t *row = take(t, "row", U8, mxd_row_bytes(MXD_ROW_NORMAL4, d));
+    while (running(t)) t->kernels->store_normal4(x, d, row);
+}
+
+/* Rows as the stores make them: no -128; a faulty block is one of zeros. In TIES a block repeats one extreme. */
+static uint8_t *take_rows(trial *t, const char *name, mxd_row_format format, size_t n, size_t d) {
+    size_t bytes = mxd_row_bytes(format, d), blocks = d / BLOCK, block = (bytes - blocks) / blocks;
+    uint8_t *rows = take(t, name, U8, n * bytes);
+    int modest = t->style == PLAIN || t->style == TIES;
+    for (size_t j = 0; j < n * blocks; j++) {
+        uint8_t *row = rows + j / blocks * bytes, *elements = row + j % blocks * block;
+        uint8_t extreme = (uint8_t)(format != MXD_ROW_MXINT8 ? (pick(t, 2) ? 0x77 : 0xff) : pick(t, 2) ? 127 : 129);
+        int fault = t->style == NONFINITE && pick(t, 64) == 0;
+        for (size_t i = 0; i < block; i++) {
+            uint8_t any = (uint8_t)next_random(t);
+            if (format == MXD_ROW_MXINT8 && any == 128) any = 0;
+            elements[i] = fault ? 0 : t->style == TIES ? extreme : any;
+        }
+        row[bytes - blocks + j % blocks] =
+            fault ? MXD_CODE_FAULT : (uint8_t)(modest ? 120 + pick(t, 10) : pick(t, 255));
+    }
+    return rows;
+}
+
+static int attention_mx_sizes(size_t index, size_t *size) { /* n of three spans, d, heads; the first two may be empty */
+    size[0] = index % 3 ? index % 19 : 0;
+    size[1] = index % 5 ? index % 23 : 0;
+    size[2] = index < 100 ? 1 + index % 17 : 150;
+    size[3] = BLOCK * (index % 8 + 1);
+    size[4] = 1 + index / 2 % 7;
+    return index < 104;
+}
+
+static void run_attention_mx(trial *t) {
+    static const mxd_row_format FORMATS[3] = {MXD_ROW_MXINT8, MXD_ROW_NORMAL4, MXD_ROW_MXFP4};
+    static const char *const NAMES[3][2] = {{"core keys", "core values"}, {"far keys", "far values"}, {"k", "v"}};
+    size_t d = t->size[3], heads = t->size[4], count = 0, n = 0;
+    size_t turn = t->size[0] % 3; /* each format in each place */
+    mxd_span spans[3];
+    mxd_act q = take_act(t, heads, d, 1);
+    for (size_t s = 0; s < 3; s++) {
+        if (!t->size[s]) continue;
+        mxd_row_format format = FORMATS[(s + turn) % 3];
+        const uint8_t *k = take_rows(t, NAMES[s][0], format, t->size[s], d);
+        const uint8_t *v = take_rows(t, NAMES[s][1], format, t->size[s], d);
+        spans[count++] = (mxd_span){format, k, v, t->size[s]};
+        n += t->size[s];
+    }
+    float *scores = take(t, "scores", F32, heads * n), *out = take(t, "out", F32, heads * d);
+    float scale = 1.0f / sqrtf((float)d);
+    while (running(t)) t->kernels->attention_mx(&q, heads, spans, count, d, scale, scores, out);
 }
 
 #define OP(op) #op, offsetof(mxd_kernels, op), offsetof(mxd_kernel_names, op)
@@ -216,6 +299,15 @@ const op OPS[] = {
     {OP(rmsnorm), {"n"}, width_sizes, {{576}}, run_rmsnorm},
     {OP(rope), {"d"}, rope_sizes, {{64}}, run_rope},
     {OP(attention), {"n", "d", "heads"}, attention_sizes, {{64, 64, 3}, {512, 64, 3}}, run_attention},
+    {OP(attention_mx),
+     {"n0", "n1", "n2", "d", "heads"},
+     attention_mx_sizes,
+     {{1, 510, 1, 64, 3}, {2, 510, 1, 64, 3}, {3, 510, 1, 64, 3}},
+     run_attention_mx},
+    {OP(hadamard), {"d"}, block_heads, {{64}}, run_hadamard},
+    {OP(store_mxint8), {"d"}, block_heads, {{64}}, run_store_mxint8},
+    {OP(store_mxfp4), {"d"}, block_heads, {{64}}, run_store_mxfp4},
+    {OP(store_normal4), {"d"}, block_heads, {{64}}, run_store_normal4},
     {OP(silu_mul), {"n"}, width_sizes, {{1536}}, run_silu_mul},
     {OP(add), {"n"}, any_sizes, {{576}}, run_add},
     {OP(to_f16), {"n"}, any_sizes, {{64}}, run_to_f16},

@@ -12,7 +12,7 @@ import click
 from mxdraft.cli._terminal import note
 from mxdraft.files import default_cache
 from mxdraft.runtime import Engine, Model, Plan, default_threads
-from mxdraft.runtime.engine import Draft, Precision
+from mxdraft.runtime.engine import KV, Draft, Precision
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -80,6 +80,17 @@ class DraftOptions(TypedDict, total=False):
     draft_max: int
 
 
+class CacheOptions(TypedDict, total=False):
+    """What ``cache_options`` passes to a command."""
+
+    kv: KV
+    kv_budget: float
+
+
+class ExtraOptions(DraftOptions, CacheOptions):
+    """What an engine takes beside ``EngineOptions``."""
+
+
 model_option = click.option("-m", "bundle", metavar="BUNDLE", required=True, help="Bundle file (.mxb).")
 
 engine_options = options(
@@ -95,6 +106,18 @@ engine_options = options(
     ),
     click.option(
         "--catch-up", type=whole(1, 32), help="Most tokens from one full pass to the next; else the bundle's."
+    ),
+)
+
+cache_options = options(
+    word_option(
+        "--kv", ("auto", "f16", "int8", "mxfp4", "tiered"), "auto", "Format of the KV cache; auto = f16."
+    ),
+    click.option(
+        "--kv-budget",
+        type=real(0, 8.25),
+        default="0",
+        help="Tiered: mean bits of a value, context full; 0 = the bundle's.",
     ),
 )
 
@@ -143,14 +166,14 @@ def stats_option(default: str) -> Callable[[Command], Command]:
 
 
 def open_engine(
-    model: Model, options: EngineOptions, max_rows: int | None = None, **draft: Unpack[DraftOptions]
+    model: Model, options: EngineOptions, max_rows: int | None = None, **extra: Unpack[ExtraOptions]
 ) -> Engine:
     """Print the memory plan on stderr, then open the engine."""
     offered = default_threads()
     if options["threads"] > offered:
         note(f"mxdraft: note: {options['threads']} threads asked for, this machine offers {offered}")
-    note(plan_line(model.plan(**options, max_rows=max_rows, draft=draft.get("draft", "auto"))))
-    return Engine(model, **options, max_rows=max_rows, **draft)
+    note(plan_line(model.plan(**options, max_rows=max_rows, **extra)))
+    return Engine(model, **options, max_rows=max_rows, **extra)
 
 
 def know_costs(engine: Engine) -> None:
@@ -179,5 +202,5 @@ def plan_line(plan: Plan) -> str:
     return (
         f"plan: weights {weights} + KV cache {kv} + activations {activations} + sequences {sequences} "
         f"= {total} MiB of {available} MiB available; ctx {plan.ctx}, threads {plan.threads}, "
-        f"precision {plan.precision}"
+        f"precision {plan.precision}, kv {plan.kv}"
     )

@@ -10,6 +10,7 @@ import click
 
 from mxdraft.cli._options import (
     EngineOptions,
+    cache_options,
     engine_options,
     model_option,
     open_engine,
@@ -21,7 +22,7 @@ from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Model, cpu_describe, default_threads, version
-from mxdraft.runtime.engine import Draft
+from mxdraft.runtime.engine import KV, Draft
 
 _path = click.Path(path_type=Path)
 
@@ -92,6 +93,7 @@ def _verify_full(
 @click.command(epilog="Example: mxdraft bench -m build/smollm2-135m.mxb --prompt-tokens 512 -n 128")
 @model_option
 @engine_options
+@cache_options
 @click.option("--prompt-tokens", type=whole(1, 1 << 20), default="128", help="Prompt length.")
 @click.option("-n", "limit", type=whole(2, 1 << 20), default="64", help="Tokens to generate.")
 @word_option(
@@ -113,13 +115,18 @@ def bench(
     repeat: int,
     csv: str | None,
     json_path: str | None,
+    kv: KV,
+    kv_budget: float,
     **engine: Unpack[EngineOptions],
 ) -> None:
     """Measure prefill, decode, steps of several rows and of 48 sequences, beside the read bandwidth."""
     if csv == json_path == "-":
         raise UsageError("--csv and --json cannot both go to standard output")
     Interrupt()
-    with Model(bundle) as model, open_engine(model, engine, draft="off") as opened:
+    with (
+        Model(bundle) as model,
+        open_engine(model, engine, draft="off", kv=kv, kv_budget=kv_budget) as opened,
+    ):
         drafts: list[Draft] = [] if draft == "off" else [draft] if draft != "all" else ["ngram", "auto"]
         if draft == "all" and model.info.has_drafter:
             drafts.append("model")

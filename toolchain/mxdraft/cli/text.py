@@ -10,8 +10,9 @@ from typing import BinaryIO, TypedDict, Unpack
 import click
 
 from mxdraft.cli._options import (
-    DraftOptions,
     EngineOptions,
+    ExtraOptions,
+    cache_options,
     draft_options,
     engine_options,
     know_costs,
@@ -39,11 +40,11 @@ class _SamplingOptions(TypedDict):
     ignore_eos: bool
 
 
-class _RunOptions(EngineOptions, _SamplingOptions, DraftOptions):
+class _RunOptions(EngineOptions, _SamplingOptions, ExtraOptions):
     """The options that generate and chat share."""
 
 
-_run_options = options(engine_options, sampling_options, draft_options)
+_run_options = options(engine_options, cache_options, sampling_options, draft_options)
 
 
 @click.command(epilog='Example: mxdraft generate -m build/smollm2-135m.mxb -p "Why is the sky blue?"')
@@ -144,7 +145,13 @@ def _open_engine(model: Model, run: _RunOptions) -> Engine:
         "core_fraction": run["core_fraction"],
         "catch_up": run["catch_up"],
     }
-    engine = open_engine(model, options, draft=run["draft"], draft_max=run["draft_max"])
+    extra: ExtraOptions = {
+        "draft": run["draft"],
+        "draft_max": run["draft_max"],
+        "kv": run["kv"],
+        "kv_budget": run["kv_budget"],
+    }
+    engine = open_engine(model, options, **extra)
     if run["draft"] != "off":
         know_costs(engine)
     return engine

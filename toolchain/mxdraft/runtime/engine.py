@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a command that asks for no logits starts sooner without num
 
 Precision = Literal["auto", "base", "full"]
 Draft = Literal["auto", "off", "ngram", "model"]
+KV = Literal["auto", "f16", "int8", "mxfp4", "tiered"]
 # Tokens so far and the most to propose, to ids or (id, index of the proposal before it).
 Drafter = Callable[[list[int], int], "list[int] | list[tuple[int, int]]"]
 Stop = Literal["none", "eos", "limit", "context", "string"]
@@ -36,6 +37,8 @@ Look = Literal["none", "core", "due", "all"]
 
 _PRECISIONS: tuple[Precision, ...] = ("auto", "base", "full")
 _DRAFTS: tuple[Draft, ...] = ("auto", "off", "ngram", "model")
+_KVS: tuple[KV, ...] = ("auto", "f16", "int8", "mxfp4", "tiered")
+_TIERS: tuple[Literal["recent", "core", "far"], ...] = ("recent", "core", "far")
 _STOPS: tuple[Stop, ...] = ("none", "eos", "limit", "context", "string")
 _BENCH_FORMATS: tuple[BenchFormat, ...] = ("table", "csv", "json")
 _LOOKS: tuple[Look, ...] = ("none", "core", "due", "all")
@@ -76,7 +79,18 @@ class Plan:
     ctx: int
     threads: int
     precision: Precision
+    kv: KV
     largest_ctx: int
+
+
+class CacheUse(NamedTuple):
+    """What a sequence's KV cache holds: tokens by tier, mean bits of a value, bytes that a step reads."""
+
+    recent: int
+    core: int
+    far: int
+    bits_per_value: float
+    bytes: int
 
 
 class Piece(NamedTuple):
@@ -233,12 +247,18 @@ class Model(_Handle):
         max_seqs: int | None = None,
         max_rows: int | None = None,
         draft: Draft = "auto",
+        draft_max: int = 0,
         core_fraction: float | None = None,
         catch_up: int | None = None,
+        kv: KV = "auto",
+        kv_budget: float = 0.0,
     ) -> Plan:
         """What an engine with these options would allocate; it may exceed ``available``."""
         library = load()
-        options = _options(ctx, threads, precision, max_seqs, max_rows, draft, core_fraction, catch_up)
+        options = _options(
+            ctx, threads, precision, max_seqs, max_rows, draft, core_fraction, catch_up, kv, kv_budget
+        )
+        options.draft_max = draft_max
         raw = library.ffi.new("mxd_plan *")
         library.call(library.lib.mxd_plan_memory, self._pointer, options, raw)
         return _plan(raw)
@@ -262,7 +282,8 @@ class Engine(_Handle):
     ``draft`` says who drafts for speculation, ``draft_max`` how many tokens a step at most, ``draft_min`` how
     many whether it pays or not; what is generated does not depend on them. Under precision ``auto``,
     ``core_fraction`` of the rows get full precision and ``catch_up`` is the most rows from one pass at full
-    precision to the next; None: as the bundle says.
+    precision to the next; None: as the bundle says. ``kv`` is the format of the KV cache, ``kv_budget`` the
+    bits a value that a tiered one may take.
 
     Raises CapacityError if the plan does not fit memory, UsageError on an option out of range or a precision
     or drafter that the bundle lacks.
@@ -281,9 +302,13 @@ class Engine(_Handle):
         draft_min: int = 0,
         core_fraction: float | None = None,
         catch_up: int | None = None,
+        kv: KV = "auto",
+        kv_budget: float = 0.0,
     ) -> None:
         library = load()
-        options = _options(ctx, threads, precision, max_seqs, max_rows, draft, core_fraction, catch_up)
+        options = _options(
+            ctx, threads, precision, max_seqs, max_rows, draft, core_fraction, catch_up, kv, kv_budget
+        )
         options.draft_max = draft_max
         options.draft_min = draft_min
         box = library.ffi.new("mxd_engine **")
@@ -508,6 +533,20 @@ class Sequence(_Handle):
         return _STOPS[int(load().lib.mxd_seq_stop(self._pointer))]
 
     @property
+    def cache(self) -> CacheUse:
+        """What the KV cache of this sequence holds now."""
+        raw = load().ffi.new("mxd_kv_use *")
+        load().lib.mxd_seq_kv(self._pointer, raw)
+        return CacheUse(*(getattr(raw, name) for name in CacheUse._fields))
+
+    @property
+    def tiers(self) -> list[Literal["recent", "core", "far"]]:
+        """The tier of each processed position."""
+        tiers = load().ffi.new("uint8_t[]", len(self.tokens))
+        count = load().lib.mxd_seq_tiers(self._pointer, tiers, len(tiers))
+        return [_TIERS[tier] for tier in tiers[0:count]]
+
+    @property
     def stats(self) -> dict[str, Any]:
         """Statistics since the last prompt (keys: docs/cli.md)."""
         stats: dict[str, Any] = json.loads(self.stats_json)
@@ -548,11 +587,15 @@ def _options(
     draft: Draft,
     core_fraction: float | None,
     catch_up: int | None,
+    kv: KV,
+    kv_budget: float,
 ) -> Any:
     if precision not in _PRECISIONS:
         raise UsageError(f"precision {precision!r}: expected one of {', '.join(_PRECISIONS)}")
     if draft not in _DRAFTS:
         raise UsageError(f"draft {draft!r}: expected one of {', '.join(_DRAFTS)}")
+    if kv not in _KVS:
+        raise UsageError(f"kv {kv!r}: expected one of {', '.join(_KVS)}")
     options = load().ffi.new("mxd_options *")
     load().lib.mxd_options_default(options)
     options.ctx = ctx
@@ -564,6 +607,8 @@ def _options(
             raise UsageError(f"core_fraction {core_fraction:g} is not in 0..1")
         options.core_fraction = core_fraction
     options.catch_up = catch_up or 0
+    options.kv = _KVS.index(kv)
+    options.kv_budget = kv_budget
     if max_seqs is not None:
         options.max_seqs = max_seqs
     if max_rows is not None:
@@ -579,7 +624,7 @@ def _record(raw: Any) -> TokenRecord:
 
 def _plan(raw: Any) -> Plan:
     values = {field.name: getattr(raw, field.name) for field in dataclasses.fields(Plan)}
-    return Plan(**values | {"precision": _PRECISIONS[raw.precision]})
+    return Plan(**values | {"precision": _PRECISIONS[raw.precision], "kv": _KVS[raw.kv]})
 
 
 def _text(function: Any) -> str:

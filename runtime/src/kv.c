@@ -1,0 +1,262 @@
+#include "kv.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "engine.h"
+#include "identify.h"
+#include "monitor.h"
+
+/* Bits of a value in MXINT8 and with 4 bits, its part of the scale included. */
+static const float FAST_BITS = 8.25f, FAR_BITS = 4.25f;
+
+/* ---- layout ---- */
+
+/* How many of the first `aged` tokens are core. */
+static uint32_t core_quota(const mxd_kv_layout *k, uint32_t aged) {
+    uint32_t quota = k->sinks + (uint32_t)(k->share * (float)aged);
+    return quota < aged ? quota : aged;
+}
+
+/* Most positions that ever age: the last block does so before the last position runs. */
+static uint32_t most_aged(const mxd_kv_layout *k, uint32_t ctx) {
+    return ctx > k->recent + MXD_KV_BLOCK ? (ctx - 1 - k->recent) / MXD_KV_BLOCK * MXD_KV_BLOCK : 0;
+}
+
+void mxd_kv_fit(mxd_engine *g) {
+    mxd_kv_layout *k = &g->kv;
+    uint32_t ctx = g->plan.ctx, d = g->model->config.head_dim;
+    k->core = k->far = 0;
+    k->ring = ctx;
+    if (k->mode == MXD_KV_TIERED) {
+        uint32_t aged = most_aged(k, ctx);
+        k->core = core_quota(k, aged);
+        k->far = aged - k->core;
+        if (k->recent + MXD_KV_BLOCK < ctx) k->ring = k->recent + MXD_KV_BLOCK;
+    }
+    k->row_bytes = mxd_row_bytes(k->format, d);
+    k->far_row_bytes = mxd_row_bytes(MXD_ROW_NORMAL4, d);
+    k->head_bytes = (k->core + k->ring) * k->row_bytes + k->far * k->far_row_bytes;
+}
+
+/* The share of core tokens that a budget in bits a value allows when the context is full. */
+static mxd_status share_of_budget(mxd_kv_layout *k, float budget, uint32_t ctx, mxd_error *err) {
+    uint32_t window = k->recent + MXD_KV_BLOCK, least = window + k->sinks < ctx ? window + k->sinks : ctx;
+    float fast = (budget - FAR_BITS) / (FAST_BITS - FAR_BITS) * (float)ctx;
+    if (!(fast >= (float)least))
+        return mxd_fail(err, MXD_ERR_ARGUMENT,
+                        "kv_budget %.2f: %u recent and first tokens of context %u alone take %.2f bits a value", budget,
+                        least, ctx, FAR_BITS + (FAST_BITS - FAR_BITS) * (float)least / (float)ctx);
+    uint32_t aged = most_aged(k, ctx), spare = fast < (float)ctx ? (uint32_t)fast - least : ctx;
+    k->share = spare < aged ? (float)spare / (float)aged : 1;
+    return MXD_OK;
+}
+
+mxd_status mxd_kv_resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
+    static const mxd_row_format formats[] = {MXD_ROW_F16, MXD_ROW_F16, MXD_ROW_MXINT8, MXD_ROW_MXFP4, MXD_ROW_MXINT8};
+    const mxd_schedule *schedule = &g->model->schedule;
+    if (o->kv > MXD_KV_TIERED) return mxd_fail(err, MXD_ERR_ARGUMENT, "kv %u is unknown", o->kv);
+    if (o->kv_budget != 0 && o->kv != MXD_KV_TIERED)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "kv_budget is for the tiered KV cache only");
+    mxd_kv_layout *k = &g->kv;
+    *k = (mxd_kv_layout){.mode = o->kv == MXD_KV_AUTO ? MXD_KV_F16 : (mxd_kv)o->kv,
+                         .format = formats[o->kv],
+                         .sinks = schedule->sinks,
+                         .recent = schedule->recent,
+                         .budget = o->kv_budget,
+                         .share = schedule->core_tokens};
+    if (k->format != MXD_ROW_F16 && g->model->config.head_dim % MXD_BLOCK)
+        return mxd_fail(err, MXD_ERR_UNSUPPORTED, "heads of %u: a quantized KV cache needs a multiple of %d",
+                        g->model->config.head_dim, MXD_BLOCK);
+    return o->kv_budget != 0 ? share_of_budget(k, o->kv_budget, g->plan.ctx, err) : MXD_OK;
+}
+
+size_t mxd_kv_arena(const mxd_engine *g) {
+    const mxd_config *c = &g->model->config;
+    return (size_t)g->max_seqs * c->layers * 2 * c->kv_heads * g->kv.head_bytes;
+}
+
+/* ---- places ---- */
+
+mxd_row_format mxd_kv_format(const mxd_engine *g, uint32_t layer) {
+    return layer < g->model->config.layers ? g->kv.format : MXD_ROW_F16;
+}
+
+/* The rows of a head: core, ring, far; of the drafter's layer, all positions in f16. */
+static uint8_t *head_rows(const mxd_engine *g, uint32_t slot, uint32_t layer, int which, uint32_t head) {
+    const mxd_config *c = &g->model->config;
+    if (layer == c->layers)
+        return (uint8_t *)g->draft_kv + (((size_t)slot * 2 + (size_t)which) * c->kv_heads + head) * g->plan.ctx *
+                                            mxd_row_bytes(MXD_ROW_F16, c->head_dim);
+    size_t index = (((size_t)slot * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
+    return g->kv_rows + index * g->kv.head_bytes;
+}
+
+/* Offset of a position's row in the ring, in the rows of a head. */
+static size_t in_ring(const mxd_kv_layout *k, size_t position) {
+    return (k->core + position % k->ring) * k->row_bytes;
+}
+
+uint8_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head) {
+    const mxd_config *c = &g->model->config;
+    if (layer == c->layers)
+        return head_rows(g, row->slot, layer, which, head) + row->position * mxd_row_bytes(MXD_ROW_F16, c->head_dim);
+    if (!row->beside) return head_rows(g, row->slot, layer, which, head) + in_ring(&g->kv, row->position);
+    size_t index = (((size_t)(row->beside - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
+    return g->side_kv + index * g->kv.row_bytes;
+}
+
+void mxd_kv_store(const mxd_engine *g, uint32_t layer, float *x, uint8_t *place) {
+    size_t d = g->model->config.head_dim;
+    mxd_row_format format = mxd_kv_format(g, layer);
+    if (format == MXD_ROW_F16) {
+        g->kernels.to_f16(x, d, (uint16_t *)(void *)place);
+        return;
+    }
+    g->kernels.hadamard(x, d);
+    if (format == MXD_ROW_MXINT8) g->kernels.store_mxint8(x, d, place);
+    else g->kernels.store_mxfp4(x, d, place);
+}
+
+size_t mxd_kv_spans(const mxd_engine *g, uint32_t slot, uint32_t layer, uint32_t head, size_t position,
+                    mxd_span spans[MXD_KV_MAX_SPANS]) {
+    const mxd_kv_layout *k = &g->kv;
+    const uint8_t *keys = head_rows(g, slot, layer, 0, head), *values = head_rows(g, slot, layer, 1, head);
+    if (layer == g->model->config.layers) {
+        spans[0] = (mxd_span){MXD_ROW_F16, keys, values, position + 1};
+        return 1;
+    }
+    const mxd_kv_state *s = &g->seqs[slot].kv;
+    size_t count = 0, recent = position + 1 - s->aged, until_end = k->ring - s->aged % k->ring;
+    size_t older = recent < until_end ? recent : until_end;
+#define SPAN(format, offset, rows) \
+    if (rows) spans[count++] = (mxd_span){format, keys + (offset), values + (offset), rows}
+    SPAN(k->format, 0, s->core_count);
+    SPAN(MXD_ROW_NORMAL4, (k->core + k->ring) * k->row_bytes, s->far_count);
+    SPAN(k->format, in_ring(k, s->aged), older);
+    SPAN(k->format, k->core * k->row_bytes, recent - older);
+#undef SPAN
+    return count;
+}
+
+/* ---- tiers ---- */
+
+void mxd_kv_reset(mxd_seq *s) {
+    s->kv.aged = s->kv.core_count = s->kv.far_count = 0;
+}
+
+int mxd_kv_can_shorten(const mxd_engine *g) {
+    return g->kv.mode != MXD_KV_TIERED;
+}
+
+static float score(const mxd_seq *s, uint32_t position) {
+    const mxd_model *m = s->engine->model;
+    if (position < s->engine->kv.sinks) return INFINITY;
+    return mxd_score(&m->schedule.memory,
+                     (mxd_signals){.confidence = s->kv.doubt[position],
+                                   .attention = s->kv.attended[position] * MXD_ATTENDED_UNIT,
+                                   .history = mxd_tokenizer_is_special(&m->tokenizer, s->tokens[position]) ? 1 : 0});
+}
+
+/* Whether position a deserves the fast tier more than b; equal scores are decided by a fixed order without meaning. */
+static int outranks(const mxd_seq *s, uint32_t a, uint32_t b) {
+    float ours = score(s, a), theirs = score(s, b);
+    return ours != theirs ? ours > theirs : a * 2654435761u > b * 2654435761u;
+}
+
+/* Copy rows in all heads from one offset to another, or quantize them again on the way to the far area. */
+static void move_rows(const mxd_seq *s, size_t from, size_t to, int demote) {
+    const mxd_engine *g = s->engine;
+    const mxd_config *c = &g->model->config;
+    float x[256]; /* head_dim <= 256 */
+    for (uint32_t layer = 0; layer < c->layers; layer++)
+        for (int which = 0; which < 2; which++)
+            for (uint32_t head = 0; head < c->kv_heads; head++) {
+                uint8_t *rows = head_rows(g, s->slot, layer, which, head);
+                if (!demote) {
+                    memcpy(rows + to, rows + from, g->kv.row_bytes);
+                    continue;
+                }
+                mxd_load_mx_ref(g->kv.format, rows + from, c->head_dim, x);
+                g->kernels.store_normal4(x, c->head_dim, rows + to);
+            }
+}
+
+/* Behind the others of the far area. */
+static void demote(mxd_seq *s, uint32_t position, size_t from) {
+    const mxd_kv_layout *k = &s->engine->kv;
+    move_rows(s, from, (k->core + k->ring) * k->row_bytes + s->kv.far_count * k->far_row_bytes, 1);
+    s->kv.far[s->kv.far_count++] = position;
+}
+
+static void place_in_core(mxd_seq *s, uint32_t position, uint32_t place) {
+    move_rows(s, in_ring(&s->engine->kv, position), place * s->engine->kv.row_bytes, 0);
+    s->kv.core[place] = position;
+}
+
+/* A token leaves the window, for the core if there is room or one of a lower score, which is demoted then. */
+static void age(mxd_seq *s, uint32_t position, uint32_t quota) {
+    mxd_kv_state *kv = &s->kv;
+    if (kv->core_count < quota) {
+        place_in_core(s, position, kv->core_count++);
+        return;
+    }
+    uint32_t least = 0;
+    for (uint32_t i = 1; i < kv->core_count; i++)
+        if (outranks(s, kv->core[least], kv->core[i])) least = i;
+    if (kv->core_count == 0 || !outranks(s, position, kv->core[least])) {
+        demote(s, position, in_ring(&s->engine->kv, position));
+        return;
+    }
+    demote(s, kv->core[least], least * s->engine->kv.row_bytes);
+    place_in_core(s, position, least);
+}
+
+void mxd_kv_settle(mxd_seq *s) {
+    while (mxd_kv_room(s) == 0) {
+        uint32_t first = (uint32_t)s->kv.aged, quota = core_quota(&s->engine->kv, first + MXD_KV_BLOCK);
+        for (uint32_t i = 0; i < MXD_KV_BLOCK; i++) age(s, first + i, quota);
+        s->kv.aged += MXD_KV_BLOCK;
+    }
+}
+
+size_t mxd_kv_room(const mxd_seq *s) {
+    const mxd_kv_layout *k = &s->engine->kv;
+    return k->mode == MXD_KV_TIERED ? s->kv.aged + k->recent + MXD_KV_BLOCK - s->done : SIZE_MAX;
+}
+
+/* ---- what it costs ---- */
+
+/* Bytes of keys and values of a head for what a sequence has processed. */
+static uint64_t head_bytes(const mxd_seq *s) {
+    const mxd_kv_layout *k = &s->engine->kv;
+    return 2 * ((s->done - s->kv.far_count) * k->row_bytes + s->kv.far_count * k->far_row_bytes);
+}
+
+uint64_t mxd_kv_bytes(const mxd_seq *s) {
+    const mxd_config *c = &s->engine->model->config;
+    return head_bytes(s) * c->layers * c->kv_heads;
+}
+
+uint32_t mxd_kv_any_position(const mxd_engine *g, uint32_t position, uint32_t rows) {
+    uint32_t first = (uint32_t)g->seqs[0].kv.aged, last = first + g->kv.ring - rows;
+    return position < first ? first : position > last ? last : position;
+}
+
+void mxd_seq_kv(const mxd_seq *s, mxd_kv_use *out) {
+    const mxd_kv_layout *k = &s->engine->kv;
+    *out = (mxd_kv_use){.mode = k->mode,
+                        .recent = (uint32_t)(s->done - s->kv.aged),
+                        .core = s->kv.core_count,
+                        .far = s->kv.far_count,
+                        .bytes = mxd_kv_bytes(s)};
+    double values = 2.0 * (double)s->engine->model->config.head_dim * (double)s->done;
+    out->bits_per_value = values > 0 ? 8.0 * (double)head_bytes(s) / values : 0;
+}
+
+size_t mxd_seq_tiers(const mxd_seq *s, uint8_t *tiers, size_t cap) {
+    for (size_t i = 0; i < s->done && i < cap; i++) tiers[i] = i < s->kv.aged ? MXD_TIER_FAR : MXD_TIER_RECENT;
+    for (uint32_t i = 0; i < s->kv.core_count; i++)
+        if (s->kv.core[i] < cap) tiers[s->kv.core[i]] = MXD_TIER_CORE;
+    return s->done;
+}

@@ -1,0 +1,56 @@
+#include "monitor.h"
+
+#include "engine.h"
+
+/* By position: share of row m's attention, all heads of the model being one, that the heads of a KV head paid. */
+static float *slot_of(const mxd_engine *g, size_t m, uint32_t kv_head) {
+    return g->monitored + (m * g->model->config.kv_heads + kv_head) * g->plan.ctx;
+}
+
+static float sum16(const float *x, size_t n) {
+    float lane[16] = {0};
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (size_t j = 0; j < 16; j++) lane[j] += x[i + j];
+    for (; i < n; i++) lane[i % 16] += x[i];
+    for (size_t half = 8; half; half /= 2)
+        for (size_t j = 0; j < half; j++) lane[j] += lane[j + half];
+    return lane[0];
+}
+
+void mxd_monitor_row(const mxd_engine *g, size_t m, uint32_t kv_head, float *weights, size_t n) {
+    const mxd_config *c = &g->model->config;
+    const mxd_kv_state *kv = &g->seqs[g->rows[m].slot].kv;
+    for (size_t h = 0; h < c->heads / c->kv_heads; h++) {
+        const float *w = weights + h * n;
+        float scale = 1.0f / (sum16(w, n) * (float)c->heads);
+        for (size_t j = 0; j < n; j++) weights[j] = (h ? weights[j] : 0) + w[j] * scale;
+    }
+    float *out = slot_of(g, m, kv_head);
+    size_t recent = n - kv->core_count - kv->far_count;
+    for (uint32_t i = 0; i < kv->core_count; i++) out[kv->core[i]] = *weights++;
+    for (uint32_t i = 0; i < kv->far_count; i++) out[kv->far[i]] = *weights++;
+    for (size_t i = 0; i < recent; i++) out[kv->aged + i] = weights[i];
+}
+
+void mxd_monitor_commit(mxd_seq *s, size_t m) {
+    const mxd_engine *g = s->engine;
+    size_t position = g->rows[m].position;
+    float *attended = s->kv.attended;
+    if (!attended) return;
+    if (position % MXD_KV_BLOCK == 0)
+        for (size_t i = 0; i < position; i++) attended[i] *= MXD_ATTENDED_DECAY;
+    attended[position] = 0;
+    for (uint32_t h = 0; h < g->model->config.kv_heads; h++) {
+        const float *paid = slot_of(g, m, h);
+        for (size_t i = 0; i <= position; i++) attended[i] += paid[i];
+    }
+}
+
+float mxd_attended(const mxd_engine *g, size_t m, size_t from, size_t to) {
+    size_t end = (size_t)g->rows[m].position + 1;
+    float sum = 0;
+    if (to > end) to = end;
+    for (uint32_t h = 0; from < to && h < g->model->config.kv_heads; h++) sum += sum16(slot_of(g, m, h) + from, to - from);
+    return sum;
+}
