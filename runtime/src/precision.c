@@ -1,5 +1,7 @@
 #include "precision.h"
 
+#include "annotate.h"
+
 /* How much the newest look counts in the share of looks that changed the choice. */
 static const float FLIP_SHARE = 0.125f;
 
@@ -35,6 +37,7 @@ mxd_token_record mxd_inspect(const mxd_engine *g, const mxd_seq *s, const mxd_ou
 int mxd_turns_core(mxd_seq *s, const mxd_token_record *row) {
     int core = s->core_rule ? s->core_rule(s->core_rule_arg, row) : row->score > s->engine->core_threshold;
     if (!core) return 0;
+    MXD_ANNOTATE_MARK("core");
     s->awaits_full = 1;
     s->waited = 0;
     s->awaiting = *row;
