@@ -31,8 +31,8 @@ def build(
 ) -> list[Path]:
     """Build every output of a target unless it is up to date; returns their paths.
 
-    ``streamline``: a folder with ARM's streamline_annotate.h and .c; the outputs then mark steps, passes and core
-    tokens on Streamline's time line (docs/trace.md) and go to a folder of their own.
+    ``streamline``: a folder with ARM's streamline_annotate.h and .c; the outputs then mark steps, passes and
+    core tokens on Streamline's time line (docs/trace.md) and go to a folder of their own.
 
     Raises UsageError for an unknown target, RefusedError if the compiler or the audit finds a fault.
     """

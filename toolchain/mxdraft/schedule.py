@@ -69,7 +69,7 @@ class Schedule:
             raise BundleError("SCHEDULE", f"schedule: {len(section)} bytes, not {_LAYOUT.size}")
         words = _LAYOUT.unpack(section)
         compute, precision, memory = (Weights(*words[i : i + 4]) for i in (0, 4, 8))
-        schedule = cls(compute, precision, memory, *words[12:18], thresholds=words[18:])
+        schedule = cls(compute, precision, memory, *words[12:18], words[18:])
         fault = schedule._fault(layers)
         if fault:
             raise BundleError("SCHEDULE", f"schedule: {fault}")
@@ -79,14 +79,11 @@ class Schedule:
     def read(cls, path: Path, layers: int) -> Self:
         """The TOML file of a model with so many layers. Raises RefusedError."""
         try:
-            values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["schedule"]
-            weights = {name: Weights(**values.pop(name)) for name in ("compute", "precision", "memory")}
-            thresholds = tuple(values.pop("thresholds"))
-            schedule = cls(**weights, **values, thresholds=thresholds)
-            cls.unpack(schedule.pack(), layers)
-        except (OSError, ValueError, KeyError, TypeError, struct.error, BundleError) as error:
+            return cls.from_table(tomllib.loads(path.read_text(encoding="utf-8"))["schedule"], layers)
+        except (OSError, ValueError, KeyError) as error:
             raise RefusedError(f"{path}: not a schedule: {error}") from error
-        return schedule
+        except RefusedError as error:
+            raise RefusedError(f"{path}: {error}") from error
 
     def threshold(self, core_fraction: float) -> float:
         """Score of *precision* that this fraction of rows exceeds: ``mxd_schedule_threshold``."""
@@ -106,12 +103,27 @@ class Schedule:
             *self.compute, *self.precision, *self.memory, *numbers, self.monitored_layer, *self.thresholds
         )
 
+    def table(self) -> dict[str, Any]:
+        """The file's table, in the precision that the section has."""
+        fields = vars(Schedule.unpack(self.pack(), self.monitored_layer + 1))
+        return {name: x._asdict() if isinstance(x, Weights) else x for name, x in fields.items()}
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any], layers: int) -> Self:
+        """The schedule of a table. Raises RefusedError."""
+        try:
+            weights = {name: Weights(**table[name]) for name in ("compute", "precision", "memory")}
+            values = table | weights | {"thresholds": tuple(table["thresholds"])}
+            return cls.unpack(cls(**values).pack(), layers)
+        except (ValueError, KeyError, TypeError, OverflowError, struct.error, BundleError) as error:
+            raise RefusedError(f"not a schedule: {error}") from error
+
     def toml(self) -> str:
-        """The text of the file, in the precision that the section has."""
+        """The text of the file."""
         lines = ["[schedule]"]
-        for name, value in dataclasses.asdict(Schedule.unpack(self.pack(), self.monitored_layer + 1)).items():
-            if name in ("compute", "precision", "memory"):
-                pairs = (f"{key} = {x:.9g}" for key, x in zip(Weights._fields, value, strict=True))
+        for name, value in self.table().items():
+            if isinstance(value, dict):
+                pairs = (f"{key} = {x:.9g}" for key, x in value.items())
                 lines.append(f"{name} = {{ {', '.join(pairs)} }}")
             elif name == "thresholds":
                 lines.append(f"{name} = [{', '.join(f'{x:.9g}' for x in value)}]")
