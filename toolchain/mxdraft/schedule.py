@@ -18,7 +18,7 @@ from mxdraft.errors import BundleError, RefusedError
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 KV_BLOCK = 32
 _LAYOUT = struct.Struct("<12f f3I fI 8f")
-_MAX_CATCH_UP = 32
+MAX_CATCH_UP = 32
 _MAX_RECENT = 4096
 
 
@@ -69,7 +69,7 @@ class Schedule:
             raise BundleError("SCHEDULE", f"schedule: {len(section)} bytes, not {_LAYOUT.size}")
         words = _LAYOUT.unpack(section)
         compute, precision, memory = (Weights(*words[i : i + 4]) for i in (0, 4, 8))
-        schedule = cls(compute, precision, memory, *words[12:18], words[18:])
+        schedule = cls(compute, precision, memory, *words[12:18], thresholds=words[18:])
         fault = schedule._fault(layers)
         if fault:
             raise BundleError("SCHEDULE", f"schedule: {fault}")
@@ -79,11 +79,14 @@ class Schedule:
     def read(cls, path: Path, layers: int) -> Self:
         """The TOML file of a model with so many layers. Raises RefusedError."""
         try:
-            return cls.from_table(tomllib.loads(path.read_text(encoding="utf-8"))["schedule"], layers)
-        except (OSError, ValueError, KeyError) as error:
+            values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["schedule"]
+            weights = {name: Weights(**values.pop(name)) for name in ("compute", "precision", "memory")}
+            thresholds = tuple(values.pop("thresholds"))
+            schedule = cls(**weights, **values, thresholds=thresholds)
+            cls.unpack(schedule.pack(), layers)
+        except (OSError, ValueError, KeyError, TypeError, struct.error, BundleError) as error:
             raise RefusedError(f"{path}: not a schedule: {error}") from error
-        except RefusedError as error:
-            raise RefusedError(f"{path}: {error}") from error
+        return schedule
 
     def threshold(self, core_fraction: float) -> float:
         """Score of *precision* that this fraction of rows exceeds: ``mxd_schedule_threshold``."""
@@ -108,16 +111,6 @@ class Schedule:
         fields = vars(Schedule.unpack(self.pack(), self.monitored_layer + 1))
         return {name: x._asdict() if isinstance(x, Weights) else x for name, x in fields.items()}
 
-    @classmethod
-    def from_table(cls, table: dict[str, Any], layers: int) -> Self:
-        """The schedule of a table. Raises RefusedError."""
-        try:
-            weights = {name: Weights(**table[name]) for name in ("compute", "precision", "memory")}
-            values = table | weights | {"thresholds": tuple(table["thresholds"])}
-            return cls.unpack(cls(**values).pack(), layers)
-        except (ValueError, KeyError, TypeError, OverflowError, struct.error, BundleError) as error:
-            raise RefusedError(f"not a schedule: {error}") from error
-
     def toml(self) -> str:
         """The text of the file."""
         lines = ["[schedule]"]
@@ -137,8 +130,8 @@ class Schedule:
             return "a weight or threshold is not finite"
         if not (0 <= self.core_fraction <= 1 and 0 <= self.core_tokens <= 1):
             return "a share is not in 0..1"
-        if not 1 <= self.catch_up <= _MAX_CATCH_UP:
-            return f"catch_up {self.catch_up} is not in 1..{_MAX_CATCH_UP}"
+        if not 1 <= self.catch_up <= MAX_CATCH_UP:
+            return f"catch_up {self.catch_up} is not in 1..{MAX_CATCH_UP}"
         if not self.sinks <= KV_BLOCK:
             return f"sinks {self.sinks} is not in 0..{KV_BLOCK}"
         if not KV_BLOCK <= self.recent <= _MAX_RECENT or self.recent % KV_BLOCK:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_args
 
 from mxdraft.errors import CapacityError, RefusedError, TransferError
 from mxdraft.runtime.engine import Look, Precision
-from mxdraft.schedule import Schedule
+from mxdraft.schedule import MAX_CATCH_UP, Weights
 from mxdraft.trace.record import FORMAT
 
 _LIMIT = 64 << 20  # bytes, more than a page can show
@@ -42,9 +42,7 @@ def read_trace(path: Path) -> Trace:
             expected = "run" if number == 1 else "step, token or end"
             if (kind == "run") != (number == 1) or lines["end"]:
                 raise ValueError(f"a {kind} line where {'nothing' if lines['end'] else expected} may be")
-            if kind == "run":
-                line["schedule"] = Schedule.from_table(line["schedule"], 1 << 16).table()
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RefusedError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise RefusedError(f"{path}: line {number} is not of a trace: {error}") from error
         lines[kind].append(line)
     if not lines["end"]:
@@ -126,6 +124,16 @@ def _option(x: Any) -> bool:
     return _text(x) or _number(x) or _flag(x) or x is None or (isinstance(x, list) and all(map(_text, x)))
 
 
+_weights = _table(dict.fromkeys(Weights._fields, _number))
+_precision = _table({"precision": _weights, "catch_up": lambda x: _count(x) and 1 <= x <= MAX_CATCH_UP})
+
+
+def _schedule(x: Any) -> bool:
+    """What the page computes with, and what it only passes on to a file."""
+    setting = [_number, _values(_number), lambda y: isinstance(y, list) and all(map(_number, y))]
+    return _precision(x) and _values(lambda y: any(check(y) for check in setting))(x)
+
+
 _FIELDS: dict[str, dict[str, _Check]] = {
     "run": {
         "format": lambda x: bool(x == FORMAT),
@@ -137,7 +145,7 @@ _FIELDS: dict[str, dict[str, _Check]] = {
         "threads": _count,
         "ctx": _count,
         "kernels": _values(_text),
-        "schedule": lambda x: isinstance(x, dict),
+        "schedule": _schedule,
         "threshold": _optional(_number),
         "weight_bytes": _table({"base": _count, "full": _count}),
         "prompt": _table({"tokens": _count, "text": _text, "bytes": _optional(_hex)}),
