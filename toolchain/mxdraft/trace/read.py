@@ -124,14 +124,18 @@ def _option(x: Any) -> bool:
     return _text(x) or _number(x) or _flag(x) or x is None or (isinstance(x, list) and all(map(_text, x)))
 
 
-_weights = _table(dict.fromkeys(Weights._fields, _number))
-_precision = _table({"precision": _weights, "catch_up": lambda x: _count(x) and 1 <= x <= MAX_CATCH_UP})
+def _catch_up(x: Any) -> bool:
+    return _count(x) and 1 <= x <= MAX_CATCH_UP
+
+
+def _setting(x: Any) -> bool:
+    return _number(x) or _values(_number)(x) or (isinstance(x, list) and all(map(_number, x)))
 
 
 def _schedule(x: Any) -> bool:
     """What the page computes with, and what it only passes on to a file."""
-    setting = [_number, _values(_number), lambda y: isinstance(y, list) and all(map(_number, y))]
-    return _precision(x) and _values(lambda y: any(check(y) for check in setting))(x)
+    weights = _table(dict.fromkeys(Weights._fields, _number))
+    return _values(_setting)(x) and _table({"precision": weights, "catch_up": _catch_up})(x)
 
 
 _FIELDS: dict[str, dict[str, _Check]] = {

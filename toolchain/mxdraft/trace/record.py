@@ -99,7 +99,7 @@ class Recorder:
             "step",
             seconds=round(delta["prefill_s"] + delta["decode_s"], 6),
             tokens=len(sequence.output),
-            verified=delta["steps"] + delta["drafted"],  # rows of a decode step: the newest token and drafts
+            verified=delta["steps"] + delta["drafted"],  # rows of the first decode pass
             drafted=delta["drafted"],
             accepted=delta["accepted"],
             bytes=delta["bytes_read"],
