@@ -1,5 +1,5 @@
-"""mxdraft trace: what is recorded is what the engine says, what is read is checked, the page computes what the
-engine would. And a build with Streamline's header marks every step."""
+"""mxdraft trace: what is recorded is what the engine says, what is read is checked, and the page computes
+what the engine would. A build with Streamline's header marks every step."""
 
 from __future__ import annotations
 
@@ -185,6 +185,41 @@ def test_usage(args: list[str], message: str) -> None:
     done = run(*args)
     assert done.returncode == 2
     assert message in done.stderr.decode("utf-8")
+
+
+def test_the_bundle_is_not_overwritten(bundle: Path) -> None:
+    size = bundle.stat().st_size
+    done = run("-m", bundle, "-p", "x", "-o", bundle)
+    assert done.returncode == 2
+    assert b"is the bundle" in done.stderr
+    assert bundle.stat().st_size == size
+
+
+def test_without_a_page_the_base_install_is_enough(bundle: Path, tmp_path: Path) -> None:
+    """Extras that are not installed: a module that is None cannot be imported."""
+    extras = (
+        "jinja2",
+        "matplotlib",
+        "onnx",
+        "onnxruntime",
+        "gguf",
+        "safetensors",
+        "tokenizers",
+        "rich",
+        "elftools",
+    )
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({extras})); import mxdraft.cli; mxdraft.cli.main()"
+    )
+    command = [sys.executable, "-c", program, "trace", "-m", bundle, "-p", "x", "--raw", "-n", "2"]
+    without, with_page = (
+        subprocess.run([*command, "-o", tmp_path / name, *more], capture_output=True, check=False)
+        for name, more in (("a", []), ("b", ["--html", tmp_path / "h"]))
+    )
+    assert without.returncode == 0, without.stderr
+    assert with_page.returncode == 2
+    assert b"this command needs jinja2" in with_page.stderr
+    assert not (tmp_path / "b").exists()
 
 
 def test_interrupt_leaves_a_whole_trace(bundle: Path, tmp_path: Path) -> None:

@@ -187,7 +187,11 @@ def trace(
         raise UsageError(f"{'-m' if bundle is None else '-o'} is required")
     if full and (run["temp"] > 0 or run["repeat_penalty"] != 1):
         raise UsageError("--full compares greedy choices: leave out --temp and --repeat-penalty")
+    if output.exists() and Path(bundle).exists() and output.samefile(bundle):
+        raise UsageError(f"-o {output} is the bundle")
     _check_system(raw, system)
+    if html is not None:
+        import mxdraft.trace.page  # noqa: F401  (what it needs is missed before the run, not after)
     interrupt = Interrupt()
     prompt = read_text(text, file, stdin)
     options = {"limit": limit, "raw": raw, "system": system, "full": full, **run}
