@@ -271,7 +271,7 @@ def test_wheel_for_the_pi(rpi: list[Path]) -> None:
         names = archive.namelist()
         (metadata,) = (name for name in names if name.endswith("/METADATA"))
         text = archive.read(metadata).decode()
-    assert "mxdraft/deploy/device.sh" in names
+    assert {"mxdraft/deploy/device.sh", "mxdraft/trace/page.html", "mxdraft/trace/page.js"} <= set(names)
     assert re.search(r"^Requires-Dist: numpy>=[\d.]+$", text, re.MULTILINE)
     assert re.search(r'^Requires-Dist: onnx>=.*; extra == "toolchain"$', text, re.MULTILINE)
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "annotate.h"
 #include "cpu.h"
 #include "draft_model.h"
 #include "precision.h"
@@ -230,6 +231,7 @@ static mxd_status check_fits(const mxd_plan *p, mxd_error *err) {
 
 mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err) {
     *out = NULL;
+    MXD_ANNOTATE_SETUP();
     mxd_engine *g = calloc(1, sizeof *g);
     if (!g) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for an engine");
     g->model = model;

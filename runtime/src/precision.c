@@ -1,5 +1,6 @@
 #include "precision.h"
 
+#include "annotate.h"
 #include "monitor.h"
 
 /* How much the newest look counts in the share of looks that changed the choice. */
@@ -46,6 +47,7 @@ int mxd_turns_core(mxd_seq *s, const mxd_token_record *row) {
     int core = s->core_rule ? s->core_rule(s->core_rule_arg, &seen) != 0 : seen.look == MXD_LOOK_CORE;
     s->core_threshold = s->core_threshold + THRESHOLD_STEP * ((float)core - s->engine->core_fraction);
     if (!core) return 0;
+    MXD_ANNOTATE_MARK("core");
     s->awaits_full = 1;
     s->waited = 0;
     s->awaiting = seen;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "annotate.h"
 #include "draft_base.h"
 #include "draft_model.h"
 #include "monitor.h"
@@ -366,9 +367,12 @@ static mxd_status run_pass(pass *t, mxd_seq *const *seqs, size_t n, mxd_error *e
     g->draft_bytes = 0;
     divide(t, seqs, n);
     if (t->count == 0) return MXD_OK;
+    MXD_ANNOTATE_BEGIN(MXD_CHANNEL_PASS, "draft");
     mxd_status status = propose(t, err);
+    MXD_ANNOTATE_END(MXD_CHANNEL_PASS);
     if (status) return status;
     double before = mxd_now();
+    MXD_ANNOTATE_BEGIN(MXD_CHANNEL_PASS, t->full ? "full" : "base");
     fill_rows(t);
     status = mxd_forward(g, t->full, err);
     if (status == MXD_ERR_NUMERIC && g->row_count > t->rows) {
@@ -377,13 +381,16 @@ static mxd_status run_pass(pass *t, mxd_seq *const *seqs, size_t n, mxd_error *e
         fill_rows(t);
         status = mxd_forward(g, t->full, err);
     }
+    MXD_ANNOTATE_END(MXD_CHANNEL_PASS);
     if (status) return status;
     t->verify_s = mxd_now() - before;
     size_t verified = g->row_count;
     choose_all(t);
     if (g->features) {
         before = mxd_now();
+        MXD_ANNOTATE_BEGIN(MXD_CHANNEL_PASS, "draft");
         follow(t);
+        MXD_ANNOTATE_END(MXD_CHANNEL_PASS);
         t->draft_s += mxd_now() - before;
     }
     for (size_t i = 0; i < t->count; i++) account(t, &t->parts[i]);
@@ -434,12 +441,14 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
         if (seqs[i]->stop == MXD_STOP_NONE)
             return mxd_fail(err, MXD_ERR_ARGUMENT, "sequence %zu has no token to process: prompt it first", i);
     double start = mxd_now();
+    MXD_ANNOTATE_BEGIN(MXD_CHANNEL_STEP, "step");
     pass first = {.g = g, .full = mxd_first_pass(g)};
     mxd_status status = run_pass(&first, seqs, n, err);
     if (!status && g->mixes && catches_up(seqs, n)) {
         pass second = {.g = g, .full = 1};
         status = run_pass(&second, seqs, n, err);
     }
+    MXD_ANNOTATE_END(MXD_CHANNEL_STEP);
     if (status) return status;
     double seconds = mxd_now() - start;
     for (size_t i = 0; i < n; i++) {

@@ -26,14 +26,22 @@ FLAGS = shlex.split(
 )
 
 
-def build(name: str, out_dir: Path | None = None, repository: Path = REPOSITORY) -> list[Path]:
+def build(
+    name: str, out_dir: Path | None = None, repository: Path = REPOSITORY, streamline: Path | None = None
+) -> list[Path]:
     """Build every output of a target unless it is up to date; returns their paths.
+
+    ``streamline``: a folder with ARM's streamline_annotate.h and .c; the outputs then mark steps, passes and
+    core tokens on Streamline's time line (docs/trace.md) and go to a folder of their own.
 
     Raises UsageError for an unknown target, RefusedError if the compiler or the audit finds a fault.
     """
     target = load_target(name, repository / "targets")
-    out_dir = out_dir or repository / "build" / name
-    return [_build_output(target, kind, out_dir.resolve(), repository) for kind in target.outputs]
+    out_dir = out_dir or repository / "build" / (f"{name}-streamline" if streamline else name)
+    annotations = streamline and streamline.resolve()
+    return [
+        _build_output(target, kind, out_dir.resolve(), repository, annotations) for kind in target.outputs
+    ]
 
 
 def architecture(target: Target) -> str:
@@ -71,7 +79,9 @@ def compiler(target: Target, kind: str) -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-{libc}", *cpu]
 
 
-def _build_output(target: Target, kind: str, out_dir: Path, repository: Path) -> Path:
+def _build_output(
+    target: Target, kind: str, out_dir: Path, repository: Path, streamline: Path | None
+) -> Path:
     output = out_dir / OUTPUTS[kind]
     own_compiler = shlex.split(os.environ.get("CC", "")) if target.arch == "host" else []
     command = own_compiler or compiler(target, kind)
@@ -83,6 +93,11 @@ def _build_output(target: Target, kind: str, out_dir: Path, repository: Path) ->
     if not own_compiler:
         link_flags.append("-Wl,--print-map")
     files = sources(kind, repository)
+    if streamline:
+        flags += ["-DMXD_STREAMLINE", "-isystem", str(streamline)]
+        files.append(streamline / "streamline_annotate.c")
+        if not files[-1].is_file():
+            raise RefusedError(f"{files[-1]}: no such file: give the folder with ARM's streamline_annotate.c")
     stamp = output.with_suffix(".stamp")
     fingerprint = _fingerprint([*command, *flags, *link_flags], files, repository)
     if output.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == fingerprint:
@@ -92,7 +107,8 @@ def _build_output(target: Target, kind: str, out_dir: Path, repository: Path) ->
 
         def compile_one(path: Path) -> Path:
             made = Path(work) / f"{path.parent.name}_{path.stem}.o"
-            _run([*command, *flags, "-c", str(path), "-o", str(made)], repository)
+            foreign = ["-w"] if streamline in path.parents else []  # its warnings are not ours
+            _run([*command, *flags, *foreign, "-c", str(path), "-o", str(made)], repository)
             return made
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -158,12 +158,12 @@ def measure_rules(
 
 
 def weight_bytes(model: Model) -> tuple[int, int]:
-    """Bytes of weights that a pass reads at base and at full precision."""
+    """Bytes of weights that a pass reads at base and at full precision; the same without a residual plane."""
     bundle = Bundle.open(Path(model.info.path))
     names = [name for section, name in bundle.tensors if section == "target.shared"]
     head = "lm_head.weight" if "lm_head.weight" in names else "model.embed_tokens.weight"
     base = bundle.sections["target.base"].length + bundle.tensors["target.shared", head].length
-    return base, base + bundle.sections["target.residual"].length
+    return base, base + (bundle.sections["target.residual"].length if "target.residual" in bundle else 0)
 
 
 # ---- running text through an engine ----

@@ -18,7 +18,7 @@ from mxdraft.errors import BundleError, RefusedError
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 KV_BLOCK = 32
 _LAYOUT = struct.Struct("<12f f3I fI 8f")
-_MAX_CATCH_UP = 32
+MAX_CATCH_UP = 32
 _MAX_RECENT = 4096
 
 
@@ -106,12 +106,17 @@ class Schedule:
             *self.compute, *self.precision, *self.memory, *numbers, self.monitored_layer, *self.thresholds
         )
 
+    def table(self) -> dict[str, Any]:
+        """The file's table, in the precision that the section has."""
+        fields = vars(Schedule.unpack(self.pack(), self.monitored_layer + 1))
+        return {name: x._asdict() if isinstance(x, Weights) else x for name, x in fields.items()}
+
     def toml(self) -> str:
-        """The text of the file, in the precision that the section has."""
+        """The text of the file."""
         lines = ["[schedule]"]
-        for name, value in dataclasses.asdict(Schedule.unpack(self.pack(), self.monitored_layer + 1)).items():
-            if name in ("compute", "precision", "memory"):
-                pairs = (f"{key} = {x:.9g}" for key, x in zip(Weights._fields, value, strict=True))
+        for name, value in self.table().items():
+            if isinstance(value, dict):
+                pairs = (f"{key} = {x:.9g}" for key, x in value.items())
                 lines.append(f"{name} = {{ {', '.join(pairs)} }}")
             elif name == "thresholds":
                 lines.append(f"{name} = [{', '.join(f'{x:.9g}' for x in value)}]")
@@ -125,8 +130,8 @@ class Schedule:
             return "a weight or threshold is not finite"
         if not (0 <= self.core_fraction <= 1 and 0 <= self.core_tokens <= 1):
             return "a share is not in 0..1"
-        if not 1 <= self.catch_up <= _MAX_CATCH_UP:
-            return f"catch_up {self.catch_up} is not in 1..{_MAX_CATCH_UP}"
+        if not 1 <= self.catch_up <= MAX_CATCH_UP:
+            return f"catch_up {self.catch_up} is not in 1..{MAX_CATCH_UP}"
         if not self.sinks <= KV_BLOCK:
             return f"sinks {self.sinks} is not in 0..{KV_BLOCK}"
         if not KV_BLOCK <= self.recent <= _MAX_RECENT or self.recent % KV_BLOCK:

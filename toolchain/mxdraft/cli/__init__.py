@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": ("mxdraft.cli.text", "continue a prompt"),
     "chat": ("mxdraft.cli.text", "talk in turns"),
     "tokenize": ("mxdraft.cli.text", "text to token ids and back"),
+    "trace": ("mxdraft.cli.text", "record a run token by token, with a page that shows it"),
     "verify": ("mxdraft.cli.engine", "replay the bundle's golden vectors"),
     "bench": ("mxdraft.cli.engine", "measure speed, beside this machine's read bandwidth"),
     "info": ("mxdraft.cli.engine", "describe this machine and a bundle"),

@@ -32,12 +32,17 @@ _json = click.option("--json", "json_path", metavar="FILE", type=_path, help="Al
 @click.command(epilog="Example: mxdraft build --target rpi --wheel")
 @click.option("--target", metavar="NAME", default="host", help="A file of targets/.")
 @click.option("--wheel", is_flag=True, help="Also a Python wheel of this package with the target's library.")
-def build(target: str, wheel: bool) -> None:
+@click.option(
+    "--streamline", metavar="DIR", type=_path, help="With annotations, by ARM's streamline_annotate.c there."
+)
+def build(target: str, wheel: bool, streamline: Path | None) -> None:
     """Build the C runtime for a target and print the paths."""
     from mxdraft.build import build as build_target
     from mxdraft.wheel import build_wheel
 
-    paths = build_target(target)
+    if wheel and streamline:
+        raise UsageError("--wheel and --streamline exclude each other")
+    paths = build_target(target, streamline=streamline)
     if wheel:
         paths.append(build_wheel(target))
     emit("".join(f"{path}\n" for path in paths).encode("utf-8", "surrogateescape"))

@@ -1,13 +1,15 @@
-"""generate, chat and tokenize."""
+"""generate, chat, tokenize and trace."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
-from typing import BinaryIO, TypedDict, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 import click
+from click.core import ParameterSource
 
 from mxdraft.cli._options import (
     EngineOptions,
@@ -25,8 +27,14 @@ from mxdraft.cli._options import (
     text_options,
 )
 from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, read_text, write_all
-from mxdraft.errors import CapacityError, UsageError
+from mxdraft.errors import CapacityError, TransferError, UsageError
+from mxdraft.files import replacing
 from mxdraft.runtime import Engine, Model, Sequence
+
+if TYPE_CHECKING:
+    from mxdraft.trace.record import FullPrecision
+
+_path = click.Path(path_type=Path)
 
 
 class _SamplingOptions(TypedDict):
@@ -72,11 +80,10 @@ def generate(
 ) -> None:
     """Continue a prompt: one user message through the chat template, or with --raw the plain text."""
     interrupt = Interrupt()
-    if raw and system is not None:
-        raise UsageError("--system needs the chat template: leave out --raw")
+    _check_system(raw, system)
     prompt = read_text(text, file, stdin)
     with Model(bundle) as model:
-        ids = _raw_ids(model, prompt) if raw else _chat_ids(model, _opening(system), prompt)
+        ids = _prompt_ids(model, prompt, raw, system)
         with _open_engine(model, run) as engine, _open_sequence(engine, run, limit) as sequence:
             if dump_tokens:
                 note("prompt_tokens: " + " ".join(map(str, ids)))
@@ -137,6 +144,113 @@ def tokenize(
             emit(" ".join(map(str, ids)).encode("ascii") + b"\n")
 
 
+@click.command(
+    epilog="Example: mxdraft trace -m build/smollm2-135m.mxb -p 'Why is the sky blue?' --core-fraction 0.2 "
+    "--full -o trace.jsonl --html trace.html"
+)
+@click.option("-m", "bundle", metavar="BUNDLE", help="Bundle file (.mxb).")
+@text_options
+@limit_option("128")
+@click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
+@click.option("--system", metavar="TEXT", help="System message before the prompt.")
+@_run_options
+@click.option("--full", is_flag=True, help="Also what full precision would choose; greedy only.")
+@click.option("-o", "output", metavar="FILE", type=_path, help="JSON lines to write while it runs.")
+@click.option("--from", "source", metavar="FILE", type=_path, help="No run: the page of a recorded one.")
+@click.option(
+    "--html", metavar="FILE", type=_path, help="A page that shows the run and tries other settings."
+)
+@click.pass_context
+def trace(
+    context: click.Context,
+    bundle: str | None,
+    text: str | None,
+    file: str | None,
+    stdin: str | None,
+    limit: int,
+    raw: bool,
+    system: str | None,
+    full: bool,
+    output: Path | None,
+    source: Path | None,
+    html: Path | None,
+    **run: Unpack[_RunOptions],
+) -> None:
+    """Record a run as generate makes it: signals, decisions and costs of each token (docs/trace.md)."""
+    if source is not None:
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = {name for name, source in sources.items() if source != ParameterSource.DEFAULT}
+        if html is None or given != {"source", "html"}:
+            raise UsageError("--from goes with --html and nothing else")
+        _write_page(source, html)
+        return
+    if bundle is None or output is None:
+        raise UsageError(f"{'-m' if bundle is None else '-o'} is required")
+    if full and (run["temp"] > 0 or run["repeat_penalty"] != 1):
+        raise UsageError("--full compares greedy choices: leave out --temp and --repeat-penalty")
+    if output.exists() and Path(bundle).exists() and output.samefile(bundle):
+        raise UsageError(f"-o {output} is the bundle")
+    _check_system(raw, system)
+    if html is not None:
+        import mxdraft.trace.page  # noqa: F401  (what it needs is missed before the run, not after)
+    interrupt = Interrupt()
+    prompt = read_text(text, file, stdin)
+    options = {"limit": limit, "raw": raw, "system": system, "full": full, **run}
+    with Model(bundle) as model:
+        ids = _prompt_ids(model, prompt, raw, system)
+        with _open_engine(model, run) as engine, _open_sequence(engine, run, limit) as sequence:
+            beside = _full_precision(engine, ids) if full else None
+            sequence.prompt(ids)
+            _record(sequence, beside, output, options, interrupt)
+    if html is not None:
+        _write_page(output, html)
+    if interrupt.requested:
+        sys.exit(130)
+
+
+def _full_precision(engine: Engine, ids: list[int]) -> FullPrecision:
+    """What full precision chooses beside this engine, behind a prompt."""
+    from mxdraft.trace.record import FullPrecision
+
+    plan = engine.plan
+    full = Engine(engine.model, ctx=plan.ctx, threads=plan.threads, precision="full", draft="off")
+    return FullPrecision(full, ids)
+
+
+def _record(
+    sequence: Sequence,
+    full: FullPrecision | None,
+    output: Path,
+    options: dict[str, Any],
+    interrupt: Interrupt,
+) -> None:
+    """Step until the sequence stops or Ctrl-C, writing text and trace as they are made."""
+    from mxdraft.trace.record import Recorder
+
+    try:
+        file = output.open("wb")
+    except OSError as error:
+        raise TransferError(f"cannot write {output}: {error.strerror}") from error
+    with file, interrupt.deferred():
+        recorder = Recorder(file, sequence, full)
+        recorder.start(options)
+        while sequence.stop == "none" and not interrupt.requested:
+            recorder.step()
+            emit(sequence.text)
+        recorder.end()
+    if os.isatty(1):
+        emit(b"\n")
+
+
+def _write_page(trace: Path, html: Path) -> None:
+    from mxdraft.trace.page import page
+    from mxdraft.trace.read import read_trace
+
+    text = page(read_trace(trace))
+    with replacing(html) as file:
+        file.write(text.encode("utf-8"))
+
+
 def _open_engine(model: Model, run: _RunOptions) -> Engine:
     options: EngineOptions = {
         "threads": run["threads"],
@@ -174,6 +288,15 @@ def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Sequence:
 
 def _opening(system: str | None) -> list[tuple[str, bytes]]:
     return [] if system is None else [("system", os.fsencode(system))]
+
+
+def _check_system(raw: bool, system: str | None) -> None:
+    if raw and system is not None:
+        raise UsageError("--system needs the chat template: leave out --raw")
+
+
+def _prompt_ids(model: Model, prompt: bytes, raw: bool, system: str | None) -> list[int]:
+    return _raw_ids(model, prompt) if raw else _chat_ids(model, _opening(system), prompt)
 
 
 def _raw_ids(model: Model, prompt: bytes) -> list[int]:
