@@ -10,6 +10,7 @@
 #include "draft.h"
 #include "sampler.h"
 #include "threads.h"
+#include "tuner.h"
 
 enum { MXD_MAX_SEQS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256 };
 
@@ -63,6 +64,8 @@ struct mxd_seq {
     mxd_draft_function *drafter; /* the caller's, or NULL */
     void *drafter_arg;
     mxd_proposal proposal; /* for the step under way */
+    mxd_draft_record records[MXD_MAX_DRAFT]; /* of all that was proposed for the last one */
+    uint32_t record_count;
     uint8_t drafted[MXD_MAX_DRAFT + 1]; /* of the last step's output: 1 if it was drafted */
 
     /* The trained drafter's, if the engine uses it. */
@@ -112,8 +115,10 @@ struct mxd_engine {
     uint32_t kv_layers;    /* the target's, and behind them the drafter's */
     mxd_draft draft;
     uint32_t draft_max, draft_min;
-    mxd_policy policy;
+    mxd_reader tuner;
+    const mxd_policy *policy; /* of the step under way; NULL between steps */
     uint64_t draft_bytes;  /* that drafting read for the step under way */
+    double drafter_s;      /* seconds of it that the drafters' passes took */
 
     char *arena;
     mxd_seq *seqs;         /* (max_seqs) */
@@ -176,6 +181,9 @@ static inline uint16_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint
     size_t index = (((size_t)(row->beside - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
     return g->side_kv + index * c->head_dim;
 }
+
+/* engine.c: the policy as it is now, within a step or not. */
+mxd_policy mxd_engine_policy(const mxd_engine *g);
 
 /* measure.c: seconds of a step of `rows` rows that want their winner, at positions from `position` on of the first
  * sequence's cache; what they compute is of no matter. */

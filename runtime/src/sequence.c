@@ -39,6 +39,7 @@ mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **o
     s->stop = MXD_STOP_NONE;
     s->stats = (mxd_stats){0};
     s->drafter = NULL;
+    s->record_count = 0;
     s->draft_done = s->context_read = 0;
     s->guess_count = s->context_rows = s->context_next = 0;
     *out = s;
@@ -197,10 +198,10 @@ static double decoded(const mxd_stats *t) {
 }
 
 void mxd_seq_get_stats(const mxd_seq *s, mxd_stats *out) {
-    const mxd_policy *p = &s->engine->policy;
+    const mxd_policy p = mxd_engine_policy(s->engine);
     *out = s->stats;
-    out->expected_gain = ratio(s->expected_tokens, s->expected_s) * (p->measured ? p->measured_step[1] : 1);
-    out->gain = p->measured ? ratio(decoded(out), out->decode_s) * p->measured_step[1] : 0;
+    out->expected_gain = ratio(s->expected_tokens, s->expected_s) * (p.measured ? p.measured_step[1] : 1);
+    out->gain = p.measured ? ratio(decoded(out), out->decode_s) * p.measured_step[1] : 0;
     out->peak_rss_bytes = mxd_peak_rss();
 }
 
@@ -226,7 +227,7 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         "{\"prompt_tokens\": %llu, \"generated_tokens\": %llu, \"prefill_s\": %.6f, \"decode_s\": %.6f, "
         "\"first_token_s\": %.6f, \"prefill_tok_per_s\": %.3f, \"decode_tok_per_s\": %.3f, \"draft\": \"%s\", "
         "\"drafted\": %llu, \"accepted\": %llu, \"steps\": %llu, \"tokens_per_step\": %.4f, "
-        "\"acceptance_by_position\": [%s], \"draft_s\": %.6f, \"verify_s\": %.6f, \"sample_s\": %.6f, "
+        "\"acceptance_by_position\": [%s], \"draft_s\": %.6f, \"schedule_s\": %.6f, \"verify_s\": %.6f, \"sample_s\": %.6f, "
         "\"expected_gain\": %.4f, \"gain\": %.4f, \"core_fraction\": {\"compute\": 0, "
         "\"precision\": 0, \"memory\": 0}, \"bytes_read\": %llu, \"peak_rss_bytes\": %llu, \"stop\": \"%s\", "
         "\"seed\": %llu, \"threads\": %u, \"ctx\": %u, \"precision\": \"%s\", \"kernels\": {\"matmul_mxfp4\": \"%s\", "
@@ -235,7 +236,7 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         t.first_token_s, ratio((double)t.prompt_tokens, t.prefill_s), ratio(decoded(&t), t.decode_s),
         s->drafter && g->draft != MXD_DRAFT_OFF ? "caller" : drafters[g->draft], (unsigned long long)t.drafted,
         (unsigned long long)t.accepted, (unsigned long long)t.steps, ratio(decoded(&t), (double)t.steps), acceptance,
-        t.draft_s, t.verify_s, t.sample_s, t.expected_gain, t.gain, (unsigned long long)t.bytes_read,
+        t.draft_s, t.schedule_s, t.verify_s, t.sample_s, t.expected_gain, t.gain, (unsigned long long)t.bytes_read,
         (unsigned long long)t.peak_rss_bytes, stops[s->stop], (unsigned long long)s->sampling.seed, g->plan.threads,
         g->plan.ctx, g->precision ? "full" : "base", g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,
         g->kernel_names.attention, g->kernel_names.quantize);

@@ -4,6 +4,7 @@
 
 #include "draft_base.h"
 #include "draft_model.h"
+#include "monitor.h"
 
 /* One sequence's part of a step: rows first..first+rows of its own tokens, its drafted ones behind them. */
 typedef struct part {
@@ -18,8 +19,8 @@ typedef struct step {
     mxd_engine *g;
     part parts[MXD_MAX_SEQS];
     size_t count, rows; /* rows: of the sequences' own tokens */
-    double draft_s, verify_s, sample_s;
-    int asked_model; /* the trained drafter had guesses to verify or to deepen */
+    double draft_s, schedule_s, verify_s, sample_s;
+    mxd_observation seen; /* by the policy */
 } step;
 
 static int runs(const mxd_seq *s) {
@@ -58,13 +59,14 @@ static void account(const step *t, const part *p, double seconds) {
     stats->steps++;
     stats->decode_s += seconds;
     stats->draft_s += t->draft_s;
+    stats->schedule_s += t->schedule_s;
     stats->verify_s += t->verify_s;
     stats->sample_s += t->sample_s;
     const mxd_engine *g = s->engine;
     stats->bytes_read += mxd_weight_bytes(g, g->precision) + kv_bytes(g, s->done) + g->draft_bytes;
     s->expected_tokens += 1;
     for (uint32_t i = 0; i < s->proposal.count; i++) s->expected_tokens += (double)s->proposal.path[i];
-    s->expected_s += mxd_policy_step_cost(&s->engine->policy, s->engine->row_count) / (double)t->count;
+    s->expected_s += mxd_policy_step_cost(s->engine->policy, s->engine->row_count) / (double)t->count;
 }
 
 /* ---- drafting ---- */
@@ -97,7 +99,7 @@ static mxd_status ask_caller(mxd_seq *s, size_t most, mxd_error *err) {
             return mxd_fail(err, MXD_ERR_ARGUMENT, "drafted token %zu has parent %d", i, (int)parent[i]);
         depth[i] = parent[i] < 0 ? 0 : depth[parent[i]] + 1;
         uint8_t kind = (uint8_t)(MXD_KIND_CALLER + (depth[i] < 7 ? depth[i] : 7));
-        mxd_propose(&s->engine->policy, d, ids[i], parent[i], kind);
+        mxd_propose(s->engine->policy, d, ids[i], parent[i], kind, mxd_policy_prior(kind));
     }
     return status;
 }
@@ -119,6 +121,7 @@ static void graft(mxd_proposal *tree, const mxd_proposal *chain) {
             tree->token[node] = chain->token[i];
             tree->parent[node] = parent;
             tree->kind[node] = chain->kind[i];
+            tree->confidence[node] = chain->confidence[i];
             tree->path[node] = 0;
         }
         if (tree->path[node] < chain->path[i]) tree->path[node] = chain->path[i];
@@ -136,13 +139,15 @@ static int ask_drafters(mxd_engine *g, mxd_seq *const *seqs, const size_t *most,
     for (size_t i = 0; i < n; i++) {
         found[i].count = 0;
         if (g->draft != MXD_DRAFT_MODEL)
-            mxd_ngram_propose(table, &g->policy, seqs[i]->tokens, seqs[i]->token_count, most[i], &found[i]);
+            mxd_ngram_propose(table, g->policy, seqs[i]->tokens, seqs[i]->token_count, most[i], &found[i]);
         left[i] = found[i].count > 0 && found[i].path[0] > SURE ? 0 : most[i];
         asked_model |= left[i] > 0 && g->features && seqs[i]->guess_count > 0;
     }
     if (g->features) mxd_draft_model_propose(g, seqs, left, n, rows);
     for (size_t i = 0; i < n; i++) graft(&seqs[i]->proposal, &found[i]);
+    double start = mxd_now();
     if (g->precision && n == 1 && g->draft == MXD_DRAFT_AUTO) mxd_draft_base(g, seqs[0], most[0]);
+    g->drafter_s += mxd_now() - start;
     return asked_model;
 }
 
@@ -157,7 +162,7 @@ static mxd_status propose(step *t, mxd_error *err) {
     for (size_t i = 0; i < t->count && !status; i++) {
         part *p = &t->parts[i];
         mxd_seq *s = p->seq;
-        s->proposal.count = 0;
+        s->proposal.count = s->record_count = 0;
         wanted += (size_t)p->reaches_end;
         sampled |= !mxd_is_greedy(&s->sampling);
         size_t limit = p->decoding && g->draft != MXD_DRAFT_OFF ? draft_limit(g, s) : 0;
@@ -166,11 +171,17 @@ static mxd_status propose(step *t, mxd_error *err) {
         else drafting[asked] = s, most[asked++] = limit;
         proposals[n++] = &s->proposal;
     }
-    if (!status) t->asked_model = ask_drafters(g, drafting, most, asked, t->rows);
+    if (!status) t->seen.asked_model = ask_drafters(g, drafting, most, asked, t->rows) & 1;
     size_t room = g->max_rows - t->rows;
     if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
-    if (n > 0 && !status) mxd_policy_choose(&g->policy, proposals, n, t->rows, room, g->draft_min);
+    for (size_t i = 0; i < t->count; i++) mxd_monitor_proposed(t->parts[i].seq);
+    if (n > 0 && !status) {
+        mxd_policy_choose(g->policy, proposals, n, wanted, t->rows, room, g->draft_min, &t->seen);
+        t->seen.seen = MXD_SEEN_CHOICE;
+        mxd_tuner_report(&g->tuner, &t->seen);
+    }
     t->draft_s = mxd_now() - start;
+    t->schedule_s = t->draft_s - g->drafter_s;
     return status;
 }
 
@@ -256,6 +267,7 @@ static void choose(step *t, part *p) {
     int32_t node = -1;
     size_t depth = 0;
     s->stats.drafted += d->count;
+    mxd_monitor_verified(s);
     for (;;) {
         const mxd_outcome *outcome = &g->outcomes[p->outcome + (size_t)(node + 1)];
         uint32_t token = outcome->winner;
@@ -267,11 +279,13 @@ static void choose(step *t, part *p) {
         size_t bin = depth < 7 ? depth : 7;
         for (uint32_t i = 0; i < d->count; i++) {
             if (d->parent[i] != node) continue;
-            mxd_policy_learn(&g->policy, d->kind[i], (int32_t)i == next);
+            mxd_observation seen = {.seen = MXD_SEEN_DRAFT, .kind = d->kind[i], .accepted = (int32_t)i == next};
+            mxd_tuner_report(&g->tuner, &seen);
             s->stats.drafted_at[bin]++;
         }
         mxd_seq_commit(s, token);
         if (next < 0) return;
+        s->records[d->record[next]].accepted = 1;
         s->stats.accepted++;
         s->stats.accepted_at[bin]++;
         if (s->stop != MXD_STOP_NONE) return; /* the last token stays to be processed, as in plain decoding */
@@ -318,7 +332,25 @@ static void follow(step *t) {
     mxd_draft_model_follow(t->g, seqs, rows, counts, t->count);
 }
 
-mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
+/* What the tuner learns from a step of decoding sequences. */
+static void report(step *t, size_t verified, double seconds) {
+    mxd_observation *o = &t->seen;
+    size_t decoding = 0;
+    for (size_t i = 0; i < t->count; i++) {
+        const part *p = &t->parts[i];
+        decoding += (size_t)p->decoding;
+        o->tokens = (uint16_t)(o->tokens + p->seq->token_count - p->seq->output_from);
+    }
+    if (decoding == 0) return;
+    o->seen = MXD_SEEN_STEP;
+    o->seconds = seconds;
+    o->drafter_s = (float)t->g->drafter_s;
+    o->rows = (uint16_t)verified;
+    o->together = t->count > 1;
+    mxd_tuner_report(&t->g->tuner, o);
+}
+
+static mxd_status run_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
     if (n > g->max_seqs) return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu sequences, the engine has %u", n, g->max_seqs);
     uint64_t used = 0;
     for (size_t i = 0; i < n; i++) {
@@ -329,6 +361,7 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     step t = {.g = g};
     double start = mxd_now();
     g->draft_bytes = 0;
+    g->drafter_s = 0;
     divide(&t, seqs, n);
     if (t.count == 0) {
         for (size_t i = 0; i < n; i++) /* else a loop until the stop would never end */
@@ -358,10 +391,16 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     }
     double seconds = mxd_now() - start;
     for (size_t i = 0; i < t.count; i++) account(&t, &t.parts[i], seconds);
-    if (t.count == 1 && t.parts[0].decoding)
-        mxd_policy_observe(&g->policy, verified, seconds, t.parts[0].seq->token_count - t.parts[0].seq->output_from,
-                           t.asked_model);
+    report(&t, verified, seconds);
     return MXD_OK;
+}
+
+mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
+    g->policy = mxd_tuner_begin(&g->tuner);
+    mxd_status status = run_step(g, seqs, n, err);
+    g->policy = NULL;
+    mxd_tuner_end(&g->tuner);
+    return status;
 }
 
 mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {

@@ -1,0 +1,12 @@
+/* Private: records of drafted tokens (mxd_seq_drafts). */
+#ifndef MXD_MONITOR_H
+#define MXD_MONITOR_H
+
+#include "engine.h"
+
+/* Begin the records of a step with all that is proposed for a sequence. */
+void mxd_monitor_proposed(mxd_seq *s);
+/* What is left of the proposal was verified. */
+void mxd_monitor_verified(mxd_seq *s);
+
+#endif
