@@ -93,7 +93,7 @@ static void fill_in(const mxd_engine *g, mxd_costs *c) {
 }
 
 static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
-    double draft_together;
+    double draft_together = 0;
     mxd_status status = time_steps(g, out, &draft_together, err);
     if (status) return status;
     fill_in(g, out);

@@ -1,0 +1,327 @@
+"""The compute consumer measured: which drafted tokens get a place in the verify batch, and what that buys.
+
+``measure`` compares no drafting, drafts of a fixed length and the scheduler, with continuous batching; ``identify`` says
+how well a drafted token's score tells whether the target accepts it (docs/dynamic-origin.md, DESIGN of the runtime:
+runtime/src/draft.h).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxdraft.errors import NumericError, UsageError
+from mxdraft.runtime import Engine, Model
+from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime.engine import Draft, DraftRecord, Precision
+
+CONCURRENCIES = (1, 8, 48)
+_FEWEST = 20  # examples of each class without which nothing is fitted
+Floats = NDArray[np.float64]
+
+
+class Method(NamedTuple):
+    """How an engine drafts; ``length`` 0: as many tokens as pay, else that many, paying or not."""
+
+    draft: Draft
+    length: int
+
+
+METHODS = {
+    "off": Method("off", 0),
+    "fixed 1": Method("auto", 1),
+    "fixed 2": Method("auto", 2),
+    "fixed 4": Method("auto", 4),
+    "auto": Method("auto", 0),
+}
+
+
+@dataclass
+class Tally:
+    """Sums over runs of one method. While every place is taken ("busy"): seconds, tokens made, and the time per
+    token, once for each token: that since the sequence's last step, by the tokens that its step made."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    latencies: list[float] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+    decoded: int = 0
+    schedule_s: float = 0.0
+
+    def report(self) -> dict[str, float]:
+        if not self.latencies or not self.steps:
+            raise UsageError("nothing was generated: more prompts, or more tokens for each")
+        p50, p95 = np.percentile(np.array(self.latencies) * 1e3, (50, 95))
+        return {
+            "tok_per_s": self.tokens / self.seconds,
+            "tokens_per_step": self.decoded / self.steps,
+            "acceptance": self.accepted / self.drafted if self.drafted else float("nan"),
+            "drafted_per_step": self.drafted / self.steps,
+            "mean_ms": float(np.mean(self.latencies)) * 1e3,
+            "p50_ms": float(p50),
+            "p95_ms": float(p95),
+            "us_per_step": self.schedule_s / self.steps * 1e6,
+        }
+
+
+def open_engine(
+    model: Model, method: Method, sequences: int, ctx: int, threads: int, precision: Precision, costs: Path
+) -> Engine:
+    """An engine for so many sequences that knows what steps cost, from ``costs`` or by measuring."""
+    rows = max(64, min(512, sequences * (2 + max(m.length for m in METHODS.values()))))
+    engine = Engine(
+        model, ctx, threads, precision, sequences, rows, method.draft, method.length, draft_min=method.length
+    )
+    if method.draft != "off" and not engine.load_costs(costs):
+        engine.measure_costs(costs)
+    return engine
+
+
+def run(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    places: int,
+    tokens: int,
+    tally: Tally | None = None,
+    seen: Callable[[int, list[DraftRecord]], None] | None = None,
+) -> list[list[int]]:
+    """What the engine generates behind each prompt, greedily, up to ``tokens`` tokens; a sequence that ends makes
+    place for the next prompt. ``seen`` gets the drafts of each step with the prompt's number."""
+    made: list[list[int]] = [[] for _ in prompts]
+    waiting = iter(enumerate(prompts))
+
+    def begin() -> Iterator[tuple[int, Timeline]]:
+        for i, ids in waiting:
+            sequence = Timeline(engine, max_tokens=tokens)
+            sequence.prompt(ids)
+            yield i, sequence
+
+    beginning = begin()
+    running = dict(next(beginning) for _ in range(min(places, len(prompts))))
+    last = dict.fromkeys(running, 0.0)
+    busy = True
+    while running:
+        before = time.perf_counter()
+        engine.step(running.values())
+        now = time.perf_counter()
+        if tally and busy:
+            tally.seconds += now - before
+        for i, sequence in list(running.items()):
+            output = sequence.output
+            if tally and busy:
+                tally.tokens += len(output)
+                if made[i]:
+                    tally.latencies += [(now - last[i]) / len(output)] * len(output)
+            if seen:
+                seen(i, sequence.drafts)
+            made[i] += output
+            last[i] = now
+            if sequence.stop == "none":
+                continue
+            if tally:
+                _count(tally, sequence.stats)
+            sequence.close()
+            del running[i]
+            running |= dict([pair] if (pair := next(beginning, None)) else [])
+            busy = busy and len(running) == places
+    return made
+
+
+def _count(tally: Tally, stats: dict[str, Any]) -> None:
+    tally.drafted += stats["drafted"]
+    tally.accepted += stats["accepted"]
+    tally.steps += stats["steps"]
+    tally.decoded += stats["generated_tokens"] - 1
+    tally.schedule_s += stats["schedule_s"]
+
+
+def measure(
+    model: Model,
+    prompts: Sequence[list[int]],
+    tokens: int = 96,
+    ctx: int = 512,
+    threads: int = 0,
+    precision: Precision = "base",
+    concurrencies: Sequence[int] = CONCURRENCIES,
+    rounds: int = 3,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Every method on the same prompts in turns, at each number of concurrent sequences; {"48": {"auto": {…}}}.
+
+    A round takes the next part of the prompts, at most a few for one sequence. Each method reports
+    ``tok_per_s``, ``tokens_per_step`` (of one sequence), ``acceptance`` (of verified drafts), ``drafted_per_step``,
+    ``mean_ms``, ``p50_ms`` and ``p95_ms`` (time per token), ``us_per_step`` (look-up, scoring and choosing). Prompts
+    that do not fit are left out. Raises NumericError if a method changes the output, UsageError if prompts are too few.
+    """
+    fitting = [ids for ids in prompts if len(ids) + tokens <= ctx]
+    results: dict[str, Any] = {}
+    for places in concurrencies:
+        part = len(fitting) // rounds if places > 1 else min(len(fitting) // rounds, 4)
+        if part < places:
+            raise UsageError(f"{len(fitting)} prompts fit: {rounds} rounds of {places} sequences need more")
+        tallies = {name: Tally() for name in METHODS}
+        with TemporaryDirectory() as costs, ExitStack() as stack:
+            engines = {
+                name: stack.enter_context(
+                    open_engine(model, method, places, ctx, threads, precision, Path(costs))
+                )
+                for name, method in METHODS.items()
+            }
+            for index in range(rounds):
+                of_round = fitting[index::rounds][:part]
+                expected: list[list[int]] | None = None
+                order = [*METHODS][index % len(METHODS) :] + [*METHODS][: index % len(METHODS)]
+                for name in order:
+                    made = run(engines[name], of_round, places, tokens, tallies[name])
+                    expected = expected or made
+                    if made != expected:
+                        raise NumericError(f"drafting ({name}, {places} sequences) changed the output")
+                    if progress:
+                        progress(f"{places} sequences, round {index + 1}/{rounds}, {name}")
+        results[str(places)] = {name: tally.report() for name, tally in tallies.items()}
+    return results
+
+
+# ---- identification ----
+
+
+def log_odds(probability: Floats) -> Floats:
+    x = np.clip(probability, 1e-4, 1 - 1e-4)
+    return np.log(x / (1 - x))
+
+
+def fit(features: Floats, right: NDArray[np.bool_]) -> Floats:
+    """Logistic regression by Newton's method, [features + 1] weights, the last one the bias."""
+    x = np.column_stack([features, np.ones(len(features))])
+    weights = np.zeros(x.shape[1])
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-(x @ weights)))
+        curvature = x.T @ (x * (p * (1 - p))[:, None]) + 1e-3 * np.eye(x.shape[1])
+        weights += np.linalg.solve(curvature, x.T @ (right - p) - 1e-3 * weights)
+    return weights
+
+
+def auc(score: Floats, right: NDArray[np.bool_]) -> float:
+    """Probability that a right one scores above a wrong one; equal scores count half."""
+    values, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+    rank = np.cumsum(counts) - (counts - 1) / 2
+    positive = int(right.sum())
+    return float(
+        (rank[place][right].sum() - positive * (positive + 1) / 2) / (positive * (len(values[place]) - positive))
+    )
+
+
+def balanced_accuracy(score: Floats, right: NDArray[np.bool_], threshold: float) -> float:
+    """Accuracy where right and wrong ones weigh the same."""
+    return float(((score >= threshold)[right].mean() + (score < threshold)[~right].mean()) / 2)
+
+
+def best_threshold(score: Floats, right: NDArray[np.bool_]) -> float:
+    candidates = np.unique(np.quantile(score, np.linspace(0, 1, 201)))
+    return float(max(candidates, key=lambda t: balanced_accuracy(score, right, t)))
+
+
+class Example(NamedTuple):
+    """A verified draft: its signals and those above it, as log-odds [depth + 1, 2], the engine's own chance."""
+
+    prompt: int
+    signals: Floats
+    chance: float
+    reached: bool  # those above it were right
+    accepted: bool
+
+
+def examples(prompt: int, drafts: Sequence[DraftRecord]) -> Iterator[Example]:
+    paths: list[Floats] = []
+    for draft in drafts:
+        own = log_odds(np.array([[draft.confidence, draft.history]]))
+        paths.append(own if draft.parent < 0 else np.concatenate([paths[draft.parent], own]))
+        if draft.verified:
+            reached = draft.parent < 0 or drafts[draft.parent].accepted
+            yield Example(prompt, paths[-1], draft.chance, reached, draft.accepted)
+
+
+def identify(
+    model: Model,
+    prompts: Sequence[list[int]],
+    tokens: int = 96,
+    ctx: int = 512,
+    threads: int = 0,
+    precision: Precision = "base",
+    places: int = 8,
+    length: int = 4,
+) -> dict[str, Any]:
+    """How well the score of a drafted token tells whether it is accepted, on drafts that are all verified.
+
+    Every second prompt fits the weights and the threshold, the others are judged. ``accuracy`` (right and wrong ones
+    weigh the same) and ``auc`` of the fitted score over all verified drafts, by the product over the token and those
+    above it; ``default``: the same of the chance by which the engine ranked them; ``reached``: only drafts behind
+    accepted ones; ``reliability``: bins of the chance; ``us_per_step``: time of look-up, scoring and choosing in steps
+    of ``places`` sequences under the scheduler. Raises UsageError if there are too few examples.
+    """
+    fitting = [ids for ids in prompts if len(ids) + tokens <= ctx]
+    found: list[Example] = []
+    with TemporaryDirectory() as costs:
+        with open_engine(
+            model, Method("auto", length), places, ctx, threads, precision, Path(costs)
+        ) as engine:
+            run(engine, fitting, places, tokens, seen=lambda i, drafts: found.extend(examples(i, drafts)))
+        tally = Tally()
+        with open_engine(model, METHODS["auto"], places, ctx, threads, precision, Path(costs)) as engine:
+            run(engine, fitting, places, tokens, tally)
+    right = np.array([e.accepted for e in found])
+    train = np.array([e.prompt % 2 == 0 for e in found])
+    reached = np.array([e.reached for e in found])
+    for part in (train, ~train):
+        if min((right & part).sum(), (~right & part & reached).sum()) < _FEWEST:
+            raise UsageError(f"{len(found)} drafts are too few to judge by: more prompts, or more tokens")
+    weights = fit(np.array([e.signals[-1] for e in found])[train & reached], right[train & reached])
+    chance = {
+        "fitted": np.array([_path_chance(e.signals, weights) for e in found]),
+        "default": np.array([e.chance for e in found]),
+    }
+    judged = {
+        name: {
+            "accuracy": balanced_accuracy(c[part], right[part], best_threshold(c[train], right[train])),
+            "auc": auc(c[part], right[part]),
+        }
+        for name, c in chance.items()
+        for part in (~train,)
+    }
+    behind = chance["fitted"][~train & reached], right[~train & reached]
+    return judged["fitted"] | {
+        "default": judged["default"],
+        "reached": {
+            "accuracy": balanced_accuracy(*behind, best_threshold(chance["fitted"][train & reached], right[train & reached])),
+            "auc": auc(*behind),
+        },
+        "weights": {"alpha": weights[0], "beta": 0.0, "gamma": weights[1], "bias": weights[2]},
+        "examples": len(found),
+        "us_per_step": tally.report()["us_per_step"],
+        "reliability": {name: reliability(c[~train], right[~train]) for name, c in chance.items()},
+    }
+
+
+def _path_chance(signals: Floats, weights: Floats) -> float:
+    return float(np.prod(1 / (1 + np.exp(-(signals @ weights[:2] + weights[2])))))
+
+
+def reliability(chance: Floats, right: NDArray[np.bool_], bins: int = 10) -> list[dict[str, float]]:
+    """Drafts by chance, in ``bins`` equal ranges: mean ``chance``, share ``accepted``, ``count``; empty ones are
+    left out."""
+    ranges = np.minimum((chance * bins).astype(int), bins - 1)
+    return [
+        {"chance": chance[inside].mean(), "accepted": right[inside].mean(), "count": int(inside.sum())}
+        for inside in (ranges == i for i in range(bins))
+        if inside.any()
+    ]
