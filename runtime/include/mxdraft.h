@@ -168,7 +168,7 @@ typedef struct mxd_stats {
     uint64_t drafted_at[8], accepted_at[8]; /* by depth in the draft; the last counts all deeper ones too */
     double prefill_s, decode_s, first_token_s;
     double draft_s, verify_s, sample_s; /* parts of decode_s */
-    double schedule_s;       /* of draft_s: looking up, scoring and choosing, without the passes of drafters */
+    double schedule_s;       /* of draft_s: ranking what is proposed and choosing what is verified */
     double expected_gain;    /* tok/s over those of plain decoding, by the estimates that chose the drafts; 0: none */
     double gain;             /* the same by this run's time and the measured cost of plain steps; 0: not measured */
     uint64_t bytes_read;     /* weight and KV bytes streamed by decode steps */
@@ -236,7 +236,7 @@ mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, m
 void mxd_engine_close(mxd_engine **engine);
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
 /* What steps cost, for choosing draft lengths; without it the costs are guessed. Measuring takes 54 steps,
- * and 8 wide ones for several sequences, before the first sequence opens. The result is kept in a directory (NULL: nowhere), one small file for each kind of machine,
+ * and 12 wide ones for several sequences, before the first sequence opens. The result is kept in a directory (NULL: nowhere), one small file for each kind of machine,
  * bundle and options; mxd_engine_load_costs() returns 1 if it found one. A directory that cannot be written is no error. */
 int mxd_engine_load_costs(mxd_engine *engine, const char *directory);
 mxd_status mxd_engine_measure_costs(mxd_engine *engine, const char *directory, mxd_error *err);

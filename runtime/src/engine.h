@@ -118,7 +118,7 @@ struct mxd_engine {
     mxd_reader tuner;
     const mxd_policy *policy; /* of the step under way; NULL between steps */
     uint64_t draft_bytes;  /* that drafting read for the step under way */
-    double drafter_s;      /* seconds of it that the drafters' passes took */
+    double drafter_s;      /* seconds that passes of the trained drafter took in it */
 
     char *arena;
     mxd_seq *seqs;         /* (max_seqs) */

@@ -145,9 +145,7 @@ static int ask_drafters(mxd_engine *g, mxd_seq *const *seqs, const size_t *most,
     }
     if (g->features) mxd_draft_model_propose(g, seqs, left, n, rows);
     for (size_t i = 0; i < n; i++) graft(&seqs[i]->proposal, &found[i]);
-    double start = mxd_now();
     if (g->precision && n == 1 && g->draft == MXD_DRAFT_AUTO) mxd_draft_base(g, seqs[0], most[0]);
-    g->drafter_s += mxd_now() - start;
     return asked_model;
 }
 
@@ -174,14 +172,15 @@ static mxd_status propose(step *t, mxd_error *err) {
     if (!status) t->seen.asked_model = ask_drafters(g, drafting, most, asked, t->rows) & 1;
     size_t room = g->max_rows - t->rows;
     if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
+    double proposed = mxd_now();
     for (size_t i = 0; i < t->count; i++) mxd_monitor_proposed(t->parts[i].seq);
     if (n > 0 && !status) {
         mxd_policy_choose(g->policy, proposals, n, wanted, t->rows, room, g->draft_min, &t->seen);
         t->seen.seen = MXD_SEEN_CHOICE;
         mxd_tuner_report(&g->tuner, &t->seen);
     }
+    t->schedule_s = mxd_now() - proposed;
     t->draft_s = mxd_now() - start;
-    t->schedule_s = t->draft_s - g->drafter_s;
     return status;
 }
 

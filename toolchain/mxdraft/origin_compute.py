@@ -1,8 +1,7 @@
 """The compute consumer measured: which drafted tokens get a place in the verify batch, and what that buys.
 
-``measure`` compares no drafting, drafts of a fixed length and the scheduler, with continuous batching; ``identify`` says
-how well a drafted token's score tells whether the target accepts it (docs/dynamic-origin.md, DESIGN of the runtime:
-runtime/src/draft.h).
+``measure`` compares no drafting, drafts of a fixed length and the scheduler, with continuous batching;
+``identify`` says how well the score of a drafted token tells whether the target accepts it.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ METHODS = {
 
 @dataclass
 class Tally:
-    """Sums over runs of one method. While every place is taken ("busy"): seconds, tokens made, and the time per
-    token, once for each token: that since the sequence's last step, by the tokens that its step made."""
+    """Sums over runs of one method. While every place is taken: seconds, tokens, and the time per token, once
+    for each token: that since the sequence's step before, by the tokens that this step made."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -95,8 +94,8 @@ def run(
     tally: Tally | None = None,
     seen: Callable[[int, list[DraftRecord]], None] | None = None,
 ) -> list[list[int]]:
-    """What the engine generates behind each prompt, greedily, up to ``tokens`` tokens; a sequence that ends makes
-    place for the next prompt. ``seen`` gets the drafts of each step with the prompt's number."""
+    """What the engine generates behind each prompt, greedily, up to ``tokens`` tokens; a sequence that ends
+    makes place for the next prompt. ``seen`` gets the drafts of each step with the prompt's number."""
     made: list[list[int]] = [[] for _ in prompts]
     waiting = iter(enumerate(prompts))
 
@@ -156,12 +155,13 @@ def measure(
     rounds: int = 3,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Every method on the same prompts in turns, at each number of concurrent sequences; {"48": {"auto": {…}}}.
+    """Every method on the same prompts in turns, for each number of sequences: {"48": {"auto": {…}}}.
 
-    A round takes the next part of the prompts, at most a few for one sequence. Each method reports
-    ``tok_per_s``, ``tokens_per_step`` (of one sequence), ``acceptance`` (of verified drafts), ``drafted_per_step``,
-    ``mean_ms``, ``p50_ms`` and ``p95_ms`` (time per token), ``us_per_step`` (look-up, scoring and choosing). Prompts
-    that do not fit are left out. Raises NumericError if a method changes the output, UsageError if prompts are too few.
+    A round takes the next part of the prompts, at most four for one sequence. Each method reports
+    ``tok_per_s``, ``tokens_per_step`` (of one sequence), ``acceptance`` (of verified drafts),
+    ``drafted_per_step``, ``mean_ms``, ``p50_ms`` and ``p95_ms`` (time per token), ``us_per_step`` (ranking
+    and choosing). Prompts that do not fit are left out. Raises NumericError if a method changes the output,
+    UsageError if prompts are too few.
     """
     fitting = [ids for ids in prompts if len(ids) + tokens <= ctx]
     results: dict[str, Any] = {}
@@ -213,12 +213,11 @@ def fit(features: Floats, right: NDArray[np.bool_]) -> Floats:
 
 def auc(score: Floats, right: NDArray[np.bool_]) -> float:
     """Probability that a right one scores above a wrong one; equal scores count half."""
-    values, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
     rank = np.cumsum(counts) - (counts - 1) / 2
     positive = int(right.sum())
-    return float(
-        (rank[place][right].sum() - positive * (positive + 1) / 2) / (positive * (len(values[place]) - positive))
-    )
+    above = rank[place][right].sum() - positive * (positive + 1) / 2
+    return float(above / (positive * (len(score) - positive)))
 
 
 def balanced_accuracy(score: Floats, right: NDArray[np.bool_], threshold: float) -> float:
@@ -232,23 +231,22 @@ def best_threshold(score: Floats, right: NDArray[np.bool_]) -> float:
 
 
 class Example(NamedTuple):
-    """A verified draft: its signals and those above it, as log-odds [depth + 1, 2], the engine's own chance."""
+    """A verified draft: its signals as log-odds (confidence, history), and the engine's chance for it and
+    all above it."""
 
     prompt: int
-    signals: Floats
+    signals: tuple[float, float]
     chance: float
     reached: bool  # those above it were right
     accepted: bool
 
 
 def examples(prompt: int, drafts: Sequence[DraftRecord]) -> Iterator[Example]:
-    paths: list[Floats] = []
     for draft in drafts:
-        own = log_odds(np.array([[draft.confidence, draft.history]]))
-        paths.append(own if draft.parent < 0 else np.concatenate([paths[draft.parent], own]))
         if draft.verified:
+            signals = log_odds(np.array([draft.confidence, draft.history]))
             reached = draft.parent < 0 or drafts[draft.parent].accepted
-            yield Example(prompt, paths[-1], draft.chance, reached, draft.accepted)
+            yield Example(prompt, (signals[0], signals[1]), draft.chance, reached, draft.accepted)
 
 
 def identify(
@@ -263,65 +261,60 @@ def identify(
 ) -> dict[str, Any]:
     """How well the score of a drafted token tells whether it is accepted, on drafts that are all verified.
 
-    Every second prompt fits the weights and the threshold, the others are judged. ``accuracy`` (right and wrong ones
-    weigh the same) and ``auc`` of the fitted score over all verified drafts, by the product over the token and those
-    above it; ``default``: the same of the chance by which the engine ranked them; ``reached``: only drafts behind
-    accepted ones; ``reliability``: bins of the chance; ``us_per_step``: time of look-up, scoring and choosing in steps
-    of ``places`` sequences under the scheduler. Raises UsageError if there are too few examples.
+    Every second prompt sets the threshold (and the weights), the others are judged. ``accuracy``, where
+    right and wrong ones weigh the same, and ``auc``, of the chance by which the engine ranks;
+    ``reliability``: bins of it; ``signals``: AUC of each signal, and of both by fitted ``weights``, for single tokens behind
+    accepted ones; ``us_per_step``: time of ranking and choosing in steps of ``places`` sequences under the scheduler.
+    Raises UsageError if there are too few examples.
     """
     fitting = [ids for ids in prompts if len(ids) + tokens <= ctx]
     found: list[Example] = []
+    tally = Tally()
     with TemporaryDirectory() as costs:
-        with open_engine(
-            model, Method("auto", length), places, ctx, threads, precision, Path(costs)
-        ) as engine:
-            run(engine, fitting, places, tokens, seen=lambda i, drafts: found.extend(examples(i, drafts)))
-        tally = Tally()
-        with open_engine(model, METHODS["auto"], places, ctx, threads, precision, Path(costs)) as engine:
-            run(engine, fitting, places, tokens, tally)
-    right = np.array([e.accepted for e in found])
-    train = np.array([e.prompt % 2 == 0 for e in found])
-    reached = np.array([e.reached for e in found])
-    for part in (train, ~train):
-        if min((right & part).sum(), (~right & part & reached).sum()) < _FEWEST:
+        for method in (Method("auto", length), METHODS["auto"]):
+            with open_engine(model, method, places, ctx, threads, precision, Path(costs)) as engine:
+                if method.length:
+                    run(engine, fitting, places, tokens, seen=lambda i, d: found.extend(examples(i, d)))
+                else:
+                    run(engine, fitting, places, tokens, tally)
+    return judge(found) | {"us_per_step": tally.report()["us_per_step"]}
+
+
+def judge(found: Sequence[Example]) -> dict[str, Any]:
+    """What ``identify`` makes of its examples."""
+    train = np.array([e.prompt % 2 == 0 for e in found], bool)
+    reached = np.array([e.reached for e in found], bool)
+    right = np.array([e.accepted for e in found], bool)
+    for part in (train & reached, ~train & reached):
+        if min((right & part).sum(), (~right & part).sum()) < _FEWEST:
             raise UsageError(f"{len(found)} drafts are too few to judge by: more prompts, or more tokens")
-    weights = fit(np.array([e.signals[-1] for e in found])[train & reached], right[train & reached])
-    chance = {
-        "fitted": np.array([_path_chance(e.signals, weights) for e in found]),
-        "default": np.array([e.chance for e in found]),
-    }
-    judged = {
-        name: {
-            "accuracy": balanced_accuracy(c[part], right[part], best_threshold(c[train], right[train])),
-            "auc": auc(c[part], right[part]),
-        }
-        for name, c in chance.items()
-        for part in (~train,)
-    }
-    behind = chance["fitted"][~train & reached], right[~train & reached]
-    return judged["fitted"] | {
-        "default": judged["default"],
-        "reached": {
-            "accuracy": balanced_accuracy(*behind, best_threshold(chance["fitted"][train & reached], right[train & reached])),
-            "auc": auc(*behind),
-        },
+    chance = np.array([e.chance for e in found])
+    signals = np.array([e.signals for e in found])
+    weights = fit(signals[train & reached], right[train & reached])
+    held_out = ~train & reached
+    scores = {"confidence": signals[:, 0], "history": signals[:, 1], "fitted": signals @ weights[:2]}
+    return {
+        "accuracy": balanced_accuracy(
+            chance[~train], right[~train], best_threshold(chance[train], right[train])
+        ),
+        "auc": auc(chance[~train], right[~train]),
+        "examples": int((~train).sum()),
+        "reliability": reliability(chance[~train], right[~train]),
+        "signals": {name: auc(score[held_out], right[held_out]) for name, score in scores.items()},
         "weights": {"alpha": weights[0], "beta": 0.0, "gamma": weights[1], "bias": weights[2]},
-        "examples": len(found),
-        "us_per_step": tally.report()["us_per_step"],
-        "reliability": {name: reliability(c[~train], right[~train]) for name, c in chance.items()},
     }
-
-
-def _path_chance(signals: Floats, weights: Floats) -> float:
-    return float(np.prod(1 / (1 + np.exp(-(signals @ weights[:2] + weights[2])))))
 
 
 def reliability(chance: Floats, right: NDArray[np.bool_], bins: int = 10) -> list[dict[str, float]]:
-    """Drafts by chance, in ``bins`` equal ranges: mean ``chance``, share ``accepted``, ``count``; empty ones are
-    left out."""
+    """Drafts by chance, in ``bins`` equal ranges: mean ``chance``, share ``accepted``, ``count``; empty ones
+    are left out."""
     ranges = np.minimum((chance * bins).astype(int), bins - 1)
     return [
-        {"chance": chance[inside].mean(), "accepted": right[inside].mean(), "count": int(inside.sum())}
+        {
+            "chance": float(chance[inside].mean()),
+            "accepted": float(right[inside].mean()),
+            "count": int(inside.sum()),
+        }
         for inside in (ranges == i for i in range(bins))
         if inside.any()
     ]

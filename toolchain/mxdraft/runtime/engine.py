@@ -85,8 +85,8 @@ class Piece(NamedTuple):
 
 
 class DraftRecord(NamedTuple):
-    """A token that was drafted for a step, and what the step made of it (``mxd_draft_record``): ``parent`` is the
-    index of the record that it follows, ``chance`` the estimate for it and all above it."""
+    """A token that was drafted for a step, and what the step made of it (``mxd_draft_record``): ``parent`` is
+    the index of the record that it follows, ``chance`` the estimate for it and all above it."""
 
     token: int
     parent: int
