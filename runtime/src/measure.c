@@ -79,10 +79,29 @@ static mxd_status time_steps(mxd_engine *g, mxd_costs *out, double *draft_togeth
     return MXD_OK;
 }
 
+static int by_value(const void *a, const void *b) {
+    const double *x = a, *y = b;
+    return *x < *y ? -1 : *x > *y;
+}
+
+/* Wide steps cost in proportion to their rows, which is what decides whether a row more pays: the median of the slopes
+ * between all of them, from 16 rows on, bears that some were disturbed. */
+static void straighten(mxd_costs *c, int count) {
+    double slopes[(MXD_WIDE_COSTS + 1) * MXD_WIDE_COSTS / 2];
+    int n = 0;
+    for (int i = NARROW - 1; i < count; i++)
+        for (int k = i + 1; k < count; k++) slopes[n++] = (*cost_of(c, k) - *cost_of(c, i)) / (WIDTHS[k] - WIDTHS[i]);
+    qsort(slopes, (size_t)n, sizeof *slopes, by_value);
+    for (int i = NARROW; i < count; i++) *cost_of(c, i) = c->step[16] + slopes[n / 2] * (WIDTHS[i] - 16);
+}
+
 /* Fill in the widths between; more rows never cost less. */
 static void fill_in(const mxd_engine *g, mxd_costs *c) {
     uint32_t last = 1;
-    for (int i = 1; i < MEASURED && WIDTHS[i] <= widest(g); i++) {
+    int count = 0;
+    while (count < MEASURED && WIDTHS[count] <= widest(g)) count++;
+    straighten(c, count);
+    for (int i = 1; i < count; i++) {
         double *cost = cost_of(c, i), before = *cost_of(c, i - 1);
         if (*cost < before) *cost = before;
         for (uint32_t r = last + 1; i < NARROW && r < WIDTHS[i]; r++)
