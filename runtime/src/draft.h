@@ -41,12 +41,12 @@ typedef struct mxd_proposal {
 typedef enum mxd_seen { MXD_SEEN_DRAFT, MXD_SEEN_CHOICE, MXD_SEEN_STEP } mxd_seen;
 
 /* What became of a step's proposals. */
-typedef enum mxd_outcome_of_choice {
+typedef enum mxd_choice {
     MXD_NOTHING_PROPOSED,
     MXD_SOME_PAID,
     MXD_NONE_PAID,
     MXD_TRIED /* none paid, but one is verified all the same: the text may have become predictable */
-} mxd_outcome_of_choice;
+} mxd_choice;
 
 typedef struct mxd_observation {
     double seconds;          /* a step: all it took, drafting included */
@@ -55,7 +55,7 @@ typedef struct mxd_observation {
     uint16_t rows, tokens;   /* verified; made */
     uint8_t seen;            /* mxd_seen */
     uint8_t kind, accepted;  /* a drafted token whose parent was right */
-    uint8_t choice : 4;      /* mxd_outcome_of_choice */
+    uint8_t choice : 4;      /* mxd_choice */
     uint8_t together : 1;    /* several sequences */
     uint8_t asked_model : 1; /* the trained drafter had guesses to verify or to deepen */
 } mxd_observation;
@@ -95,9 +95,9 @@ double mxd_policy_draft_cost(const mxd_policy *p);
 /* How many tokens base precision should draft for full precision, up to `most`: 0 if the proposal as it is yields more
  * tokens a second. */
 uint32_t mxd_policy_base_length(const mxd_policy *p, mxd_proposal *d, size_t most);
-/* Whether the trained drafter should guess for one sequence or for several: not while it pauses after steps that took
- * longer with it than without (it leaves the sequences that run), nor if no guess could get a place. */
-int mxd_policy_asks_model(const mxd_policy *p, size_t tokens, size_t rows);
+/* Whether the trained drafter should guess for n sequences: not while it pauses after steps that took longer with it
+ * than without (it leaves the sequences that run), nor, for several, if no guess could get a place. */
+int mxd_policy_asks_model(const mxd_policy *p, size_t n);
 /* Append a node to a proposal and return its index; parent as in mxd_proposal. */
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind,
                      float confidence);

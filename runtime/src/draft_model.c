@@ -195,7 +195,7 @@ static void add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t t
 
 void mxd_draft_model_follow(mxd_engine *g, mxd_seq *const *seqs, const uint32_t *const *step_rows, const size_t *counts,
                             size_t n) {
-    int pauses = g->draft_min == 0 && !mxd_policy_asks_model(g->policy, n, g->row_count);
+    int pauses = g->draft_min == 0 && !mxd_policy_asks_model(g->policy, n);
     g->row_count = g->outcome_count = g->side_used = 0;
     for (size_t i = 0; i < n; i++) {
         mxd_seq *s = seqs[i];

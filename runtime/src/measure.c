@@ -59,7 +59,8 @@ static double least(double a, double b) {
 }
 
 /* The least of several times for each width, taken in turns: what disturbs only ever adds. */
-static mxd_status time_steps(mxd_engine *g, mxd_costs *out, double *draft_together, mxd_error *err) {
+static mxd_status time_steps(mxd_engine *g, mxd_costs *out, mxd_error *err) {
+    double draft_together = 0;
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
         int narrow_only = round < 0 || round >= WIDE_REPEAT;
         for (int i = 0; i < (narrow_only ? NARROW : MEASURED) && WIDTHS[i] <= widest(g); i++) {
@@ -74,8 +75,10 @@ static mxd_status time_steps(mxd_engine *g, mxd_costs *out, double *draft_togeth
         if (status) return status;
         out->draft = round <= 0 ? draft : least(draft, out->draft);
         out->base = round <= 0 ? base : least(base, out->base);
-        *draft_together = round <= 0 ? together : least(together, *draft_together);
+        draft_together = round <= 0 ? together : least(together, draft_together);
     }
+    if (g->max_seqs > 1 && draft_together > out->draft)
+        out->draft_row = (draft_together - out->draft) / (g->max_seqs - 1);
     return MXD_OK;
 }
 
@@ -112,12 +115,9 @@ static void fill_in(const mxd_engine *g, mxd_costs *c) {
 }
 
 static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
-    double draft_together = 0;
-    mxd_status status = time_steps(g, out, &draft_together, err);
-    if (status) return status;
-    fill_in(g, out);
-    if (draft_together > out->draft) out->draft_row = (draft_together - out->draft) / (g->max_seqs - 1);
-    return MXD_OK;
+    mxd_status status = time_steps(g, out, err);
+    if (!status) fill_in(g, out);
+    return status;
 }
 
 /* ---- the file ---- */

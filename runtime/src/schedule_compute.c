@@ -86,7 +86,7 @@ static void learn_draft(mxd_policy *p, uint8_t kind, int accepted) {
 }
 
 /* Whether anything pays is looked at again after steps without, ever less often. */
-static void learn_choice(mxd_policy *p, mxd_outcome_of_choice choice) {
+static void learn_choice(mxd_policy *p, mxd_choice choice) {
     if (choice == MXD_NOTHING_PROPOSED) return;
     p->idle = choice == MXD_NONE_PAID ? p->idle + 1 : 0;
     if (choice == MXD_TRIED) p->patience = p->patience * 2 < MAX_PATIENCE ? p->patience * 2 : MAX_PATIENCE;
@@ -128,7 +128,7 @@ static void learn_step(mxd_policy *p, const mxd_observation *o) {
 
 void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
     if (o->seen == MXD_SEEN_DRAFT) learn_draft(p, o->kind, o->accepted);
-    else if (o->seen == MXD_SEEN_CHOICE) learn_choice(p, (mxd_outcome_of_choice)o->choice);
+    else if (o->seen == MXD_SEEN_CHOICE) learn_choice(p, (mxd_choice)o->choice);
     else learn_step(p, o);
 }
 
@@ -162,12 +162,12 @@ double mxd_policy_draft_cost(const mxd_policy *p) {
     return p->costs.draft - p->costs.draft_row;
 }
 
-int mxd_policy_asks_model(const mxd_policy *p, size_t tokens, size_t rows) {
-    if (p->model[tokens > 1].pause > 0) return 0;
+int mxd_policy_asks_model(const mxd_policy *p, size_t n) {
+    if (p->model[n > 1].pause > 0) return 0;
     float likeliest = 0;
     for (int kind = MXD_KIND_MODEL; kind < MXD_KIND_SECOND; kind++)
         if (p->chance[kind] > likeliest) likeliest = p->chance[kind];
-    return tokens <= 1 || (double)likeliest * mxd_policy_step_cost(p, rows) > row_cost(p, rows) * (double)tokens;
+    return n <= 1 || (double)likeliest * mxd_policy_step_cost(p, n) > row_cost(p, n) * (double)n;
 }
 
 typedef struct candidate {
