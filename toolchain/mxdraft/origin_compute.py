@@ -45,27 +45,45 @@ METHODS = {
 
 @dataclass
 class Tally:
-    """Sums over runs of one method. While every place is taken: seconds, tokens, and the time per token, once
-    for each token: that since the sequence's step before, by the tokens that this step made."""
+    """Sums over runs of one method. Apart are those of busy steps, in which every place generates and no prompt
+    is read. ``latencies``: for each token of a busy step, the step's time by its sequence's tokens."""
 
     seconds: float = 0.0
     tokens: int = 0
+    busy_seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
+    sequence_steps: int = 0
     drafted: int = 0
     accepted: int = 0
     steps: int = 0
-    decoded: int = 0
     schedule_s: float = 0.0
+
+    def add_step(self, seconds: float, made: Sequence[int], busy: bool) -> None:
+        self.seconds += seconds
+        self.tokens += sum(made)
+        if busy:
+            self.busy_seconds += seconds
+            self.sequence_steps += len(made)
+            self.latencies += [seconds / count for count in made for _ in range(count)]
+
+    def add_drafts(self, drafts: Sequence[DraftRecord]) -> None:
+        self.drafted += sum(draft.verified for draft in drafts)
+        self.accepted += sum(draft.accepted for draft in drafts)
+
+    def add_sequence(self, stats: dict[str, Any]) -> None:
+        self.steps += stats["steps"]
+        self.schedule_s += stats["schedule_s"]
 
     def report(self) -> dict[str, float]:
         if not self.latencies or not self.steps:
-            raise UsageError("nothing was generated: more prompts, or more tokens for each")
+            raise UsageError("no step had all places generating: more prompts, or more tokens for each")
         p50, p95 = np.percentile(np.array(self.latencies) * 1e3, (50, 95))
         return {
             "tok_per_s": self.tokens / self.seconds,
-            "tokens_per_step": self.decoded / self.steps,
+            "busy_tok_per_s": len(self.latencies) / self.busy_seconds,
+            "tokens_per_step": len(self.latencies) / self.sequence_steps,
+            "drafted_per_step": self.drafted / self.sequence_steps,
             "acceptance": self.accepted / self.drafted if self.drafted else float("nan"),
-            "drafted_per_step": self.drafted / self.steps,
             "mean_ms": float(np.mean(self.latencies)) * 1e3,
             "p50_ms": float(p50),
             "p95_ms": float(p95),
@@ -107,41 +125,27 @@ def run(
 
     beginning = begin()
     running = dict(next(beginning) for _ in range(min(places, len(prompts))))
-    last = dict.fromkeys(running, 0.0)
-    busy = True
     while running:
+        busy = len(running) == places and all(made[i] for i in running)
         before = time.perf_counter()
         engine.step(running.values())
-        now = time.perf_counter()
-        if tally and busy:
-            tally.seconds += now - before
+        seconds = time.perf_counter() - before
+        if tally:
+            tally.add_step(seconds, [len(sequence.output) for sequence in running.values()], busy)
         for i, sequence in list(running.items()):
-            output = sequence.output
+            made[i] += sequence.output
             if tally and busy:
-                tally.tokens += len(output)
-                if made[i]:
-                    tally.latencies += [(now - last[i]) / len(output)] * len(output)
+                tally.add_drafts(sequence.drafts)
             if seen:
                 seen(i, sequence.drafts)
-            made[i] += output
-            last[i] = now
             if sequence.stop == "none":
                 continue
             if tally:
-                _count(tally, sequence.stats)
+                tally.add_sequence(sequence.stats)
             sequence.close()
             del running[i]
             running |= dict([pair] if (pair := next(beginning, None)) else [])
-            busy = busy and len(running) == places
     return made
-
-
-def _count(tally: Tally, stats: dict[str, Any]) -> None:
-    tally.drafted += stats["drafted"]
-    tally.accepted += stats["accepted"]
-    tally.steps += stats["steps"]
-    tally.decoded += stats["generated_tokens"] - 1
-    tally.schedule_s += stats["schedule_s"]
 
 
 def measure(
@@ -158,10 +162,11 @@ def measure(
     """Every method on the same prompts in turns, for each number of sequences: {"48": {"auto": {…}}}.
 
     A round takes the next part of the prompts, at most four for one sequence. Each method reports
-    ``tok_per_s``, ``tokens_per_step`` (of one sequence), ``acceptance`` (of verified drafts),
-    ``drafted_per_step``, ``mean_ms``, ``p50_ms`` and ``p95_ms`` (time per token), ``us_per_step`` (ranking
-    and choosing). Prompts that do not fit are left out. Raises NumericError if a method changes the output,
-    UsageError if prompts are too few.
+    ``tok_per_s`` (of all steps, prompts and the end with fewer sequences included) and, of steps in which
+    every place generates and none reads a prompt, ``busy_tok_per_s``, ``tokens_per_step`` (of one sequence),
+    ``drafted_per_step``, ``acceptance`` (of verified drafts), ``mean_ms``, ``p50_ms`` and ``p95_ms`` (time
+    per token of a sequence); ``us_per_step``: ranking and choosing. Prompts that do not fit are left out.
+    Raises NumericError if a method changes the output, UsageError if prompts are too few.
     """
     fitting = [ids for ids in prompts if len(ids) + tokens <= ctx]
     results: dict[str, Any] = {}
