@@ -54,7 +54,8 @@ typedef struct mxd_observation {
     float drafter_gain;      /* share of the time of verifying that its tokens were expected to save */
     uint16_t rows, tokens;   /* verified; made */
     uint8_t seen;            /* mxd_seen */
-    uint8_t kind, accepted;  /* a drafted token whose parent was right */
+    uint8_t kind, accepted;  /* a drafted token whose parent was right: whether it was too */
+    uint8_t verified : 1;    /* it had a place in the step */
     uint8_t choice : 4;      /* mxd_choice */
     uint8_t together : 1;    /* several sequences */
     uint8_t asked_model : 1; /* the trained drafter had guesses to verify or to deepen */

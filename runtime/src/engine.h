@@ -65,6 +65,7 @@ struct mxd_seq {
     void *drafter_arg;
     mxd_proposal proposal; /* for the step under way */
     mxd_draft_record records[MXD_MAX_DRAFT]; /* of all that was proposed for the last one */
+    uint8_t record_kind[MXD_MAX_DRAFT];
     uint32_t record_count;
     uint8_t drafted[MXD_MAX_DRAFT + 1]; /* of the last step's output: 1 if it was drafted */
 

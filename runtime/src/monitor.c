@@ -15,6 +15,7 @@ void mxd_monitor_proposed(mxd_seq *s) {
     for (uint32_t i = 0; i < d->count; i++) {
         const mxd_draft_record *parent = d->parent[i] < 0 ? NULL : &s->records[d->parent[i]];
         d->record[i] = (uint8_t)i;
+        s->record_kind[i] = d->kind[i];
         s->records[i] = (mxd_draft_record){
             .token = d->token[i],
             .parent = d->parent[i],
@@ -29,6 +30,15 @@ void mxd_monitor_proposed(mxd_seq *s) {
 
 void mxd_monitor_verified(mxd_seq *s) {
     for (uint32_t i = 0; i < s->proposal.count; i++) s->records[s->proposal.record[i]].verified = 1;
+}
+
+void mxd_monitor_chosen(const mxd_seq *s, uint32_t token) {
+    for (uint32_t i = 0; i < s->record_count; i++) {
+        const mxd_draft_record *record = &s->records[i];
+        if (record->parent >= 0 || record->verified) continue;
+        mxd_observation seen = {.seen = MXD_SEEN_DRAFT, .kind = s->record_kind[i], .accepted = record->token == token};
+        mxd_tuner_report(&s->engine->tuner, &seen);
+    }
 }
 
 const mxd_draft_record *mxd_seq_drafts(const mxd_seq *s, size_t *n) {

@@ -8,5 +8,8 @@
 void mxd_monitor_proposed(mxd_seq *s);
 /* What is left of the proposal was verified. */
 void mxd_monitor_verified(mxd_seq *s);
+/* The target chose this token behind the newest one: so what was proposed there and had no place was right or not, and
+ * its kind is learned about for nothing. */
+void mxd_monitor_chosen(const mxd_seq *s, uint32_t token);
 
 #endif

@@ -74,15 +74,16 @@ void mxd_policy_set_costs(mxd_policy *p, const mxd_costs *costs) {
     p->measured = 1;
 }
 
-static void learn_draft(mxd_policy *p, uint8_t kind, int accepted) {
+static void learn_draft(mxd_policy *p, const mxd_observation *o) {
+    uint8_t kind = o->kind;
     if (p->kind[kind].tried >= MEMORY) {
         p->kind[kind].tried /= 2;
         p->kind[kind].accepted /= 2;
     }
     p->kind[kind].tried += 1;
-    p->kind[kind].accepted += (float)accepted;
+    p->kind[kind].accepted += o->accepted;
     p->chance[kind] = chance_of(p, kind, mxd_policy_prior(kind));
-    if (accepted) p->patience = PATIENCE;
+    if (o->accepted && o->verified) p->patience = PATIENCE;
 }
 
 /* Whether anything pays is looked at again after steps without, ever less often. */
@@ -127,7 +128,7 @@ static void learn_step(mxd_policy *p, const mxd_observation *o) {
 }
 
 void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
-    if (o->seen == MXD_SEEN_DRAFT) learn_draft(p, o->kind, o->accepted);
+    if (o->seen == MXD_SEEN_DRAFT) learn_draft(p, o);
     else if (o->seen == MXD_SEEN_CHOICE) learn_choice(p, (mxd_choice)o->choice);
     else learn_step(p, o);
 }

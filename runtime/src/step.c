@@ -274,11 +274,13 @@ static void choose(step *t, part *p) {
             token = mxd_sample(&g->kernels, &s->sampling, outcome->logits, g->model->config.vocab, s->tokens,
                                s->token_count, &g->scratch);
         int32_t next = find_child(d, node, token);
+        if (depth == 0) mxd_monitor_chosen(s, token);
         s->drafted[s->token_count - s->output_from] = next >= 0;
         size_t bin = depth < 7 ? depth : 7;
         for (uint32_t i = 0; i < d->count; i++) {
             if (d->parent[i] != node) continue;
-            mxd_observation seen = {.seen = MXD_SEEN_DRAFT, .kind = d->kind[i], .accepted = (int32_t)i == next};
+            mxd_observation seen = {
+                .seen = MXD_SEEN_DRAFT, .kind = d->kind[i], .accepted = (int32_t)i == next, .verified = 1};
             mxd_tuner_report(&g->tuner, &seen);
             s->stats.drafted_at[bin]++;
         }

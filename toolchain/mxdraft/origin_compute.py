@@ -45,8 +45,8 @@ METHODS = {
 
 @dataclass
 class Tally:
-    """Sums over runs of one method. Apart are those of busy steps, in which every place generates and no prompt
-    is read. ``latencies``: for each token of a busy step, the step's time by its sequence's tokens."""
+    """Sums over runs of one method. Apart are those of busy steps, in which every place generates and none
+    reads a prompt. ``latencies``: for each token of a busy step, the step's time by its sequence's tokens."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -115,6 +115,21 @@ def run(
     """What the engine generates behind each prompt, greedily, up to ``tokens`` tokens; a sequence that ends
     makes place for the next prompt. ``seen`` gets the drafts of each step with the prompt's number."""
     made: list[list[int]] = [[] for _ in prompts]
+    for _ in steps(engine, prompts, places, tokens, made, tally, seen):
+        pass
+    return made
+
+
+def steps(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    places: int,
+    tokens: int,
+    made: list[list[int]],
+    tally: Tally | None = None,
+    seen: Callable[[int, list[DraftRecord]], None] | None = None,
+) -> Iterator[None]:
+    """``run`` step by step, into ``made``."""
     waiting = iter(enumerate(prompts))
 
     def begin() -> Iterator[tuple[int, Timeline]]:
@@ -145,7 +160,7 @@ def run(
             sequence.close()
             del running[i]
             running |= dict([pair] if (pair := next(beginning, None)) else [])
-    return made
+        yield
 
 
 def measure(
@@ -159,7 +174,7 @@ def measure(
     rounds: int = 3,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Every method on the same prompts in turns, for each number of sequences: {"48": {"auto": {…}}}.
+    """Every method on the same prompts, step by step in turns, for each number of sequences: {"48": {"auto": {…}}}.
 
     A round takes the next part of the prompts, at most four for one sequence. Each method reports
     ``tok_per_s`` (of all steps, prompts and the end with fewer sequences included) and, of steps in which
@@ -184,15 +199,18 @@ def measure(
             }
             for index in range(rounds):
                 of_round = fitting[index::rounds][:part]
-                expected: list[list[int]] | None = None
-                order = [*METHODS][index % len(METHODS) :] + [*METHODS][: index % len(METHODS)]
-                for name in order:
-                    made = run(engines[name], of_round, places, tokens, tallies[name])
-                    expected = expected or made
-                    if made != expected:
+                made: dict[str, list[list[int]]] = {name: [[] for _ in of_round] for name in METHODS}
+                under_way = [
+                    steps(engines[name], of_round, places, tokens, made[name], tallies[name])
+                    for name in METHODS
+                ]
+                while under_way:  # step by step in turns, so that a disturbance meets all methods
+                    under_way = [run_of for run_of in under_way if next(run_of, run_of) is not run_of]
+                for name in METHODS:
+                    if made[name] != made["off"]:
                         raise NumericError(f"drafting ({name}, {places} sequences) changed the output")
-                    if progress:
-                        progress(f"{places} sequences, round {index + 1}/{rounds}, {name}")
+                if progress:
+                    progress(f"{places} sequences: round {index + 1}/{rounds}")
         results[str(places)] = {name: tally.report() for name, tally in tallies.items()}
     return results
 
