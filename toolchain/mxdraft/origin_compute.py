@@ -174,7 +174,7 @@ def measure(
     rounds: int = 3,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Every method on the same prompts, step by step in turns, for each number of sequences: {"48": {"auto": {…}}}.
+    """Every method on the same prompts, in turns after each step, by number of sequences and method.
 
     A round takes the next part of the prompts, at most four for one sequence. Each method reports
     ``tok_per_s`` (of all steps, prompts and the end with fewer sequences included) and, of steps in which
@@ -206,6 +206,7 @@ def measure(
                 ]
                 while under_way:  # step by step in turns, so that a disturbance meets all methods
                     under_way = [run_of for run_of in under_way if next(run_of, run_of) is not run_of]
+                    under_way = under_way[1:] + under_way[:1]
                 for name in METHODS:
                     if made[name] != made["off"]:
                         raise NumericError(f"drafting ({name}, {places} sequences) changed the output")
