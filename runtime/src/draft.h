@@ -89,9 +89,9 @@ float mxd_policy_prior(uint8_t kind);
 float mxd_policy_history(const mxd_policy *p, uint8_t kind);
 /* Estimated probability that a token of this kind is right if its parent is. */
 float mxd_policy_chance(const mxd_policy *p, uint8_t kind);
-/* Seconds that a draft step behind a node of this path may save in a step that makes so many tokens with so many rows,
- * before the time of the draft step that all share, mxd_policy_draft_cost(). */
-double mxd_policy_deeper_gain(const mxd_policy *p, float path, size_t tokens, size_t rows);
+/* Seconds that a draft step behind a node of this path may save in a step of so many rows that make a token each, before
+ * the time of the draft step that all share, mxd_policy_draft_cost(). */
+double mxd_policy_deeper_gain(const mxd_policy *p, float path, size_t rows);
 double mxd_policy_draft_cost(const mxd_policy *p);
 /* How many tokens base precision should draft for full precision, up to `most`: 0 if the proposal as it is yields more
  * tokens a second. */
@@ -102,11 +102,12 @@ int mxd_policy_asks_model(const mxd_policy *p, size_t n);
 /* Append a node to a proposal and return its index; parent as in mxd_proposal. */
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind,
                      float confidence);
-/* Cut the proposals of n sequences down to what one step should verify beside `rows` rows that run anyway and make
- * `tokens` tokens, at most `room` nodes; whoever proposes something keeps at least `least` nodes as far as room goes.
- * Notes the choice, and what the trained drafter's part in it is worth, in *o. */
-void mxd_policy_choose(const mxd_policy *p, mxd_proposal *const *proposals, size_t n, size_t tokens, size_t rows,
-                       size_t room, uint32_t least, mxd_observation *o);
+/* Cut the proposals of n sequences down to what one step should verify beside `rows` rows that make a token each, at
+ * most `room` nodes; whoever proposes something keeps at least `least` nodes as far as room goes. Rows of prompts do not
+ * count: they make a step longer, not a drafted token worth more. Notes the choice, and what the trained drafter's part
+ * in it is worth, in *o. */
+void mxd_policy_choose(const mxd_policy *p, mxd_proposal *const *proposals, size_t n, size_t rows, size_t room,
+                       uint32_t least, mxd_observation *o);
 
 /* ---- ngram.c: look-up ---- */
 

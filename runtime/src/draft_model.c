@@ -236,7 +236,7 @@ static size_t deepens(const mxd_engine *g, mxd_seq *const *seqs, const size_t *m
     double gain = 0;
     for (size_t i = 0; i < n; i++) {
         if (newest[i] < 0) continue;
-        double more = mxd_policy_deeper_gain(g->policy, seqs[i]->proposal.path[newest[i]], n, rows);
+        double more = mxd_policy_deeper_gain(g->policy, seqs[i]->proposal.path[newest[i]], rows);
         if (depth >= most[i] || !(asked || more > 0)) newest[i] = -1;
         else count++, gain += more;
     }

@@ -14,6 +14,10 @@ static const size_t WIDE_ROWS[MXD_WIDE_COSTS + 1] = {COST_ROWS, 24, 32, 48, 64};
 /* Weight of the first guess, and of all evidence: older evidence fades, so that a change of text is noticed. */
 static const float PRIOR_WEIGHT = 2, MEMORY = 48;
 
+/* Share of a token's chance that counts beside other sequences: there a row can cost nearly what a token is worth, and
+ * choosing what looks best by estimates that err promises too much. */
+static const float CAUTION = 0.95f;
+
 /* ---- identify: the chance of a drafted token ---- */
 
 /* Copies: by matched length, seen in this model's chats. */
@@ -153,9 +157,9 @@ static double row_cost(const mxd_policy *p, size_t rows) {
     return mxd_policy_step_cost(p, rows + 1) - mxd_policy_step_cost(p, rows);
 }
 
-double mxd_policy_deeper_gain(const mxd_policy *p, float path, size_t tokens, size_t rows) {
+double mxd_policy_deeper_gain(const mxd_policy *p, float path, size_t rows) {
     const float next = 0.6f; /* a guess of the chance of what is not drafted yet */
-    double token = mxd_policy_step_cost(p, rows) / (double)tokens;
+    double token = mxd_policy_step_cost(p, rows) / (double)rows;
     return (double)(path * next) * token - row_cost(p, rows) - p->costs.draft_row;
 }
 
@@ -198,14 +202,14 @@ static size_t rank(mxd_proposal *const *proposals, size_t n, candidate *out) {
 
 /* The prefix of the ranked candidates that yields the most tokens a second, by trying each: costs have steps. Without
  * those of the trained drafter if so asked. */
-static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t count, size_t tokens, size_t rows,
-                          int without_model, double *best_rate) {
-    double made = (double)tokens;
+static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t count, size_t rows, int without_model,
+                          double *best_rate) {
+    double made = (double)rows, counts = rows > 1 ? (double)CAUTION : 1;
     size_t best = 0;
     *best_rate = made / mxd_policy_step_cost(p, rows);
     for (size_t i = 0; i < count; i++) {
         if (without_model && ranked[i].of_model) continue;
-        made += (double)ranked[i].path;
+        made += counts * (double)ranked[i].path;
         double rate = made / mxd_policy_step_cost(p, ++rows);
         if (rate > *best_rate) *best_rate = rate, best = i + 1;
     }
@@ -216,7 +220,7 @@ uint32_t mxd_policy_base_length(const mxd_policy *p, mxd_proposal *d, size_t mos
     if (p->costs.base <= 0) return 0; /* not known */
     candidate ranked[MXD_MAX_DRAFT];
     double best_rate, tokens = 1, path = 1;
-    best_prefix(p, ranked, rank(&d, 1, ranked), 1, 1, 0, &best_rate);
+    best_prefix(p, ranked, rank(&d, 1, ranked), 1, 0, &best_rate);
     uint32_t best = 0;
     for (uint32_t k = 1; k <= most; k++) {
         path *= (double)mxd_policy_chance(p, (uint8_t)(MXD_KIND_BASE + (k <= 7 ? k - 1 : 7)));
@@ -246,15 +250,15 @@ static void compact(mxd_proposal *d, uint32_t marked) {
     d->count = kept;
 }
 
-void mxd_policy_choose(const mxd_policy *p, mxd_proposal *const *proposals, size_t n, size_t tokens, size_t rows,
-                       size_t room, uint32_t least, mxd_observation *o) {
+void mxd_policy_choose(const mxd_policy *p, mxd_proposal *const *proposals, size_t n, size_t rows, size_t room,
+                       uint32_t least, mxd_observation *o) {
     candidate ranked[MXD_MAX_SEQS * MXD_MAX_DRAFT];
     uint32_t marked[MXD_MAX_SEQS] = {0}, kept[MXD_MAX_SEQS] = {0};
     size_t count = rank(proposals, n, ranked), fitting = count < room ? count : room;
     if (count == 0) return;
     double rate, rate_without;
-    size_t best = best_prefix(p, ranked, fitting, tokens, rows, 0, &rate);
-    best_prefix(p, ranked, fitting, tokens, rows, 1, &rate_without);
+    size_t best = best_prefix(p, ranked, fitting, rows, 0, &rate);
+    best_prefix(p, ranked, fitting, rows, 1, &rate_without);
     o->drafter_gain = (float)(1 - rate_without / rate);
     o->choice = best > 0 ? MXD_SOME_PAID : p->idle + 1 < p->patience ? MXD_NONE_PAID : MXD_TRIED;
     if (o->choice == MXD_TRIED) best = 1;

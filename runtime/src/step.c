@@ -169,13 +169,13 @@ static mxd_status propose(step *t, mxd_error *err) {
         else drafting[asked] = s, most[asked++] = limit;
         proposals[n++] = &s->proposal;
     }
-    if (!status) t->seen.asked_model = ask_drafters(g, drafting, most, asked, t->rows) & 1;
+    if (!status) t->seen.asked_model = ask_drafters(g, drafting, most, asked, wanted) & 1;
     size_t room = g->max_rows - t->rows;
     if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
     double proposed = mxd_now();
     for (size_t i = 0; i < t->count; i++) mxd_monitor_proposed(t->parts[i].seq);
     if (n > 0 && !status) {
-        mxd_policy_choose(g->policy, proposals, n, wanted, t->rows, room, g->draft_min, &t->seen);
+        mxd_policy_choose(g->policy, proposals, n, wanted, room, g->draft_min, &t->seen);
         t->seen.seen = MXD_SEEN_CHOICE;
         mxd_tuner_report(&g->tuner, &t->seen);
     }
