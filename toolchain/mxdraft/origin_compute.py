@@ -326,7 +326,7 @@ def judge(found: Sequence[Example]) -> dict[str, Any]:
         "examples": int((~train).sum()),
         "reliability": reliability(chance[~train], right[~train]),
         "signals": {name: auc(score[held_out], right[held_out]) for name, score in scores.items()},
-        "weights": {"alpha": weights[0], "beta": 0.0, "gamma": weights[1], "bias": weights[2]},
+        "weights": dict(zip(("alpha", "gamma", "bias"), weights.tolist(), strict=True)) | {"beta": 0.0},
     }
 
 
