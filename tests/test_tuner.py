@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tiny
 from clib import REPOSITORY, RUNTIME, compile_c
 from malformed import build, sections_of
 from mxdraft.build import sources
@@ -337,6 +338,25 @@ def test_records_say_what_became_of_each_draft(model: Model) -> None:
         assert sequence.drafts == []
 
 
+def test_what_has_no_place_is_learned_about(model: Model) -> None:
+    """A row costs more than any token is worth; still the share of right proposals becomes known."""
+    costs = load().ffi.new("mxd_costs *", {"step": [1 + 10 * max(n - 1, 0) for n in range(17)]})
+    with Engine(model, **OPTIONS) as engine, Timeline(engine, max_tokens=60, ignore_eos=True) as plain:
+        coming = [5, *(token for piece in plain.generate([5]) for token in piece.ids), 0]
+    history: dict[bool, float] = {}
+    for right in (True, False):
+        with Engine(model, **OPTIONS) as engine, Timeline(engine, max_tokens=60, ignore_eos=True) as sequence:
+            load().lib.mxd_engine_set_costs(engine._pointer, costs)
+            sequence.draft_with(lambda ids, _: [coming[len(ids)] if right else 1])  # noqa: B023
+            sequence.prompt([5])
+            while sequence.stop == "none":
+                engine.step([sequence])
+                history[right] = sequence.drafts[0].history if sequence.drafts else history.get(right, 0.5)
+            assert sequence.stats["drafted"] < 8
+    assert history[True] > 0.9
+    assert history[False] < 0.1
+
+
 # ---- costs of wide steps ----
 
 
@@ -362,6 +382,20 @@ def test_wide_steps_are_measured_for_several_sequences(model: Model, tmp_path: P
         for place, value in ((19, b"0.001"), (19, b"nan"), (20, b"-1"), (18, b"x")):
             wide.write_bytes(b" ".join([*numbers[:place], value, *numbers[place + 1 :]]) + b"\n")
             assert not engine.load_costs(tmp_path), (place, value)
+
+
+def test_further_rows_of_the_drafter_are_those_of_several_sequences(bundle: Path, tmp_path: Path) -> None:
+    good = bundle.read_bytes()
+    path = tmp_path / "drafting.mxb"
+    path.write_bytes(tiny.with_drafter(good, tiny.drafter(Bundle(good).config)))
+    costs = load().ffi.new("mxd_costs *")
+    with Model(path) as model:
+        for sequences in (1, 4):
+            with Engine(model, **OPTIONS | {"draft": "auto", "max_seqs": sequences}) as engine:
+                engine.measure_costs()
+                load().lib.mxd_engine_get_costs(engine._pointer, costs)
+            assert 0 < costs.draft < 1
+            assert costs.draft_row == 0 if sequences == 1 else 0 <= costs.draft_row < 1
 
 
 @pytest.mark.parametrize(("row", "pays"), [(0.002, True), (1.0, False)])
