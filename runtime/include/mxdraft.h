@@ -184,6 +184,7 @@ typedef struct mxd_stats {
     uint64_t drafted_at[8], accepted_at[8]; /* by depth in the draft; the last counts all deeper ones too */
     double prefill_s, decode_s, first_token_s;
     double draft_s, verify_s, sample_s; /* parts of decode_s */
+    double schedule_s;       /* of draft_s: ranking what is proposed and choosing what is verified */
     double expected_gain;    /* tok/s over those of plain decoding, by the estimates that chose the drafts; 0: none */
     double gain;             /* the same by this run's time and the measured cost of plain steps; 0: not measured */
     uint64_t bytes_read;     /* weight and KV bytes streamed by decode steps */
@@ -191,10 +192,14 @@ typedef struct mxd_stats {
 } mxd_stats;
 
 /* Seconds that a step takes by its number of rows, [1]..[16]; one step of the trained drafter (0: none); at full
- * precision, a step of one row at base precision (0: not known). */
+ * precision, a step of one row at base precision (0: not known). For steps of several sequences: those of 24, 32, 48 and
+ * 64 rows (0: not known, as many rows cost in proportion); each further row of the trained drafter's step. */
+enum { MXD_WIDE_COSTS = 4 };
 typedef struct mxd_costs {
     double step[17];
     double draft, base;
+    double wide[4];
+    double draft_row;
 } mxd_costs;
 
 /* Why a row was computed at full precision. */
@@ -217,6 +222,27 @@ typedef struct mxd_token_record {
 
 /* A rule of the caller's: whether a row, computed at base precision, shall get full precision. */
 typedef int mxd_core_function(void *arg, const mxd_token_record *row);
+
+typedef enum mxd_source {
+    MXD_SOURCE_CALLER = 0,
+    MXD_SOURCE_COPY = 1,  /* look-up in prompt and output */
+    MXD_SOURCE_TABLE = 2, /* look-up in the bundle's table */
+    MXD_SOURCE_MODEL = 3, /* the trained drafter */
+    MXD_SOURCE_BASE = 4   /* base precision for full */
+} mxd_source;
+
+/* A token that was drafted for a step, and what the step made of it. */
+typedef struct mxd_draft_record {
+    uint32_t token;
+    int32_t parent;     /* record that it follows, -1: the newest token before the step */
+    uint32_t depth;     /* from 0 */
+    uint32_t source;    /* mxd_source */
+    float confidence;   /* probability by whoever proposed it, or the first guess for its kind */
+    float history;      /* share of its kind that was accepted lately */
+    float chance;       /* that it and all above it are right: what it was ranked by */
+    uint32_t verified;  /* 1: it had a place in the step */
+    uint32_t accepted;
+} mxd_draft_record;
 
 /* A drafter of the caller's: write up to `most` tokens that may follow ids[n], return how many. parent[i] comes as
  * i - 1 (a chain) and may name any earlier token of the draft, or -1 for ids[n - 1]: a tree. */
@@ -246,13 +272,18 @@ mxd_status mxd_plan_memory(const mxd_model *model, const mxd_options *options, m
 mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err);
 void mxd_engine_close(mxd_engine **engine);
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
-/* What steps cost, for choosing draft lengths; without it the costs are guessed. Measuring takes 54 steps, before
- * the first sequence opens. The result is kept in a directory (NULL: nowhere), one small file for each kind of machine,
+/* What steps cost, for choosing draft lengths; without it the costs are guessed. Measuring takes 54 steps,
+ * and 12 wide ones for several sequences, before the first sequence opens. The result is kept in a directory (NULL: nowhere), one small file for each kind of machine,
  * bundle and options; mxd_engine_load_costs() returns 1 if it found one. A directory that cannot be written is no error. */
 int mxd_engine_load_costs(mxd_engine *engine, const char *directory);
 mxd_status mxd_engine_measure_costs(mxd_engine *engine, const char *directory, mxd_error *err);
 void mxd_engine_get_costs(const mxd_engine *engine, mxd_costs *out);
 void mxd_engine_set_costs(mxd_engine *engine, const mxd_costs *costs);
+/* Let an engine learn together with another one, which may run in another thread meanwhile but neither close nor be
+ * passed to this function: what drafts and steps show to one counts for both from then on, and so do costs (those of
+ * `other` are kept). Before a sequence opens. Up to 8 engines; they close in any order. MXD_ERR_ARGUMENT if the engines
+ * differ in what costs depend on: model, precision, threads, drafter, rows. */
+mxd_status mxd_engine_share_tuner(mxd_engine *engine, const mxd_engine *other, mxd_error *err);
 
 /* ---- sequences ---- */
 void mxd_sampling_default(mxd_sampling *out);
@@ -296,6 +327,8 @@ size_t mxd_seq_stats_json(const mxd_seq *seq, char *buf, size_t cap);
 /* Let the caller draft for this sequence, in place of the engine's own drafters; NULL gives them back. Has no effect
  * under MXD_DRAFT_OFF. The function is called within mxd_step(). */
 void mxd_seq_set_drafter(mxd_seq *seq, mxd_draft_function *function, void *arg);
+/* What was drafted for this sequence's last step; valid until the next one. */
+const mxd_draft_record *mxd_seq_drafts(const mxd_seq *seq, size_t *n);
 /* For each token of mxd_seq_output(): 1 if it was drafted and accepted. */
 const uint8_t *mxd_seq_drafted(const mxd_seq *seq);
 /* For each token of mxd_seq_output(): what was known of it. */

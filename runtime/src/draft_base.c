@@ -12,7 +12,7 @@ static uint32_t likeliest_chain(const mxd_proposal *d, uint32_t *out) {
 }
 
 void mxd_draft_base(mxd_engine *g, mxd_seq *s, size_t most) {
-    uint32_t wanted = mxd_policy_base_length(&g->policy, &s->proposal, most);
+    uint32_t wanted = mxd_policy_base_length(g->policy, &s->proposal, most);
     uint32_t checked[MXD_MAX_DRAFT], drafted[MXD_MAX_DRAFT], count = 0;
     uint32_t ahead = likeliest_chain(&s->proposal, checked); /* those that may follow drafted[] */
     while (count < wanted) {
@@ -40,6 +40,8 @@ void mxd_draft_base(mxd_engine *g, mxd_seq *s, size_t most) {
     }
     if (count == 0) return;
     s->proposal.count = 0;
-    for (uint32_t i = 0; i < count; i++)
-        mxd_propose(&g->policy, &s->proposal, drafted[i], (int32_t)i - 1, (uint8_t)(MXD_KIND_BASE + (i < 7 ? i : 7)));
+    for (uint32_t i = 0; i < count; i++) {
+        uint8_t kind = (uint8_t)(MXD_KIND_BASE + (i < 7 ? i : 7));
+        mxd_propose(g->policy, &s->proposal, drafted[i], (int32_t)i - 1, kind, mxd_policy_prior(kind));
+    }
 }

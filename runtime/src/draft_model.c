@@ -134,8 +134,10 @@ static void states_job(void *arg, uint32_t thread) {
 
 static void run_pass(mxd_engine *g, void (*job)(void *, uint32_t)) {
     const mxd_draft_model *d = &g->model->drafter;
+    double start = mxd_now();
     g->pass = 0;
     mxd_pool_run(g->pool, job, g);
+    g->drafter_s += mxd_now() - start;
     g->draft_bytes += d->bytes + (g->outcome_count ? d->vocab / MXD_TILE_ROWS * tile_bytes(g) : 0);
 }
 
@@ -193,7 +195,7 @@ static void add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t t
 
 void mxd_draft_model_follow(mxd_engine *g, mxd_seq *const *seqs, const uint32_t *const *step_rows, const size_t *counts,
                             size_t n) {
-    int pauses = g->draft_min == 0 && !mxd_policy_asks_model(&g->policy);
+    int pauses = g->draft_min == 0 && !mxd_policy_asks_model(g->policy, n);
     g->row_count = g->outcome_count = g->side_used = 0;
     for (size_t i = 0; i < n; i++) {
         mxd_seq *s = seqs[i];
@@ -220,41 +222,50 @@ static int32_t propose_guesses(const mxd_policy *p, mxd_seq *s, int32_t parent) 
         float chance = s->guesses[k].chance;
         uint8_t bin = (uint8_t)(chance * (k ? 8 : 16));
         if (bin > (k ? 7 : 15)) bin = k ? 7 : 15;
-        uint32_t node = mxd_propose(p, &s->proposal, s->guesses[k].token, parent, (uint8_t)(kinds[k] + bin));
+        uint32_t node = mxd_propose(p, &s->proposal, s->guesses[k].token, parent, (uint8_t)(kinds[k] + bin), chance);
         if (k == 0) first = (int32_t)node;
     }
     return first;
 }
 
+/* Which sequences a draft step at a depth should deepen, by what that saves together; returns how many. */
+static size_t deepens(const mxd_engine *g, mxd_seq *const *seqs, const size_t *most, int32_t *newest, size_t n,
+                      size_t rows, uint32_t depth) {
+    int asked = depth < g->draft_min;
+    size_t count = 0;
+    double gain = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (newest[i] < 0) continue;
+        double more = mxd_policy_deeper_gain(g->policy, seqs[i]->proposal.path[newest[i]], rows);
+        if (depth >= most[i] || !(asked || more > 0)) newest[i] = -1;
+        else count++, gain += more;
+    }
+    return asked || gain > mxd_policy_draft_cost(g->policy) ? count : 0;
+}
+
 void mxd_draft_model_propose(mxd_engine *g, mxd_seq *const *seqs, const size_t *most, size_t n, size_t rows) {
     int32_t newest[MXD_MAX_SEQS];
     size_t hidden = g->model->config.hidden;
-    for (size_t i = 0; i < n; i++) newest[i] = most[i] > 0 ? propose_guesses(&g->policy, seqs[i], -1) : -1;
+    for (size_t i = 0; i < n; i++) newest[i] = most[i] > 0 ? propose_guesses(g->policy, seqs[i], -1) : -1;
     for (uint32_t depth = 1; depth < MXD_MAX_DRAFT; depth++) {
+        if (deepens(g, seqs, most, newest, n, rows, depth) == 0) return;
         g->row_count = g->outcome_count = g->side_used = 0;
         for (size_t i = 0; i < n; i++) {
             mxd_seq *s = seqs[i];
             if (newest[i] < 0) continue;
-            int asked = depth < g->draft_min;
-            if (depth >= most[i] || !(asked || mxd_policy_deepens(&g->policy, s->proposal.path[newest[i]], rows))) {
-                newest[i] = -1;
-                continue;
-            }
             memcpy(g->states + g->row_count * hidden, s->draft_state, hidden * sizeof(float));
             add_row(g, s, s->token_count - 2 + depth, s->proposal.token[newest[i]], 1);
         }
-        if (g->row_count == 0) return;
         run_pass(g, states_job);
         take_guesses(g, depth);
         for (size_t i = 0; i < n; i++)
-            if (newest[i] >= 0) newest[i] = propose_guesses(&g->policy, seqs[i], newest[i]);
+            if (newest[i] >= 0) newest[i] = propose_guesses(g->policy, seqs[i], newest[i]);
     }
 }
 
-double mxd_draft_model_time(mxd_engine *g) {
-    mxd_seq *s = &g->seqs[0];
+double mxd_draft_model_time(mxd_engine *g, uint32_t rows) {
     g->row_count = g->outcome_count = g->side_used = 0;
-    add_row(g, s, 0, 0, 1);
+    for (uint32_t i = 0; i < rows; i++) add_row(g, &g->seqs[i], 0, 0, 1);
     double start = mxd_now();
     run_pass(g, states_job);
     take_guesses(g, 0);

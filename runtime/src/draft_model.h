@@ -13,10 +13,10 @@ void mxd_draft_model_follow(mxd_engine *g, mxd_seq *const *seqs, const uint32_t 
                             size_t n);
 
 /* Fill the (empty) proposals of n sequences with a likeliest chain of up to most[i] tokens and the runners-up beside
- * it, as deep as it may pay in a step of `rows` rows. */
+ * it, as deep as it may pay in a step of `rows` rows that make a token each. */
 void mxd_draft_model_propose(mxd_engine *g, mxd_seq *const *seqs, const size_t *most, size_t n, size_t rows);
 
-/* Seconds of one pass of one row. */
-double mxd_draft_model_time(mxd_engine *g);
+/* Seconds of one pass of a row each of so many sequences. */
+double mxd_draft_model_time(mxd_engine *g, uint32_t rows);
 
 #endif

@@ -229,13 +229,21 @@ static mxd_status check_fits(const mxd_plan *p, mxd_error *err) {
                     (double)p->total / mib, (double)p->available / mib, p->largest_ctx);
 }
 
+static mxd_status open_tuner(mxd_engine *g, mxd_error *err) {
+    mxd_policy first;
+    mxd_policy_init(&first, &g->model->schedule.compute);
+    mxd_tuner *tuner = mxd_tuner_open(&first);
+    if (!tuner) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for a tuner");
+    mxd_tuner_join(tuner, &g->tuner);
+    return MXD_OK;
+}
+
 mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err) {
     *out = NULL;
     MXD_ANNOTATE_SETUP();
     mxd_engine *g = calloc(1, sizeof *g);
     if (!g) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for an engine");
     g->model = model;
-    mxd_policy_init(&g->policy);
     mxd_status status = resolve(g, options, err);
     if (!status) status = check_fits(&g->plan, err);
     if (!status) status = mxd_cpu_bind(&g->kernels, &g->kernel_names, err);
@@ -246,6 +254,7 @@ mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, m
         else g->arena = arena, layout(g, arena);
     }
     if (!status && g->features) mxd_draft_model_init(g);
+    if (!status) status = open_tuner(g, err);
     if (!status) status = mxd_pool_open(g->plan.threads, &g->pool, err);
     if (status) {
         mxd_engine_close(&g);
@@ -259,6 +268,7 @@ void mxd_engine_close(mxd_engine **engine) {
     mxd_engine *g = *engine;
     if (!g) return;
     mxd_pool_close(&g->pool);
+    mxd_tuner_leave(&g->tuner);
     if (g->arena) munmap(g->arena, layout(g, NULL));
     free(g);
     *engine = NULL;
@@ -266,4 +276,11 @@ void mxd_engine_close(mxd_engine **engine) {
 
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine) {
     return &engine->plan;
+}
+
+mxd_policy mxd_engine_policy(const mxd_engine *g) {
+    if (g->policy) return *g->policy;
+    mxd_policy policy = *mxd_tuner_begin(&g->tuner);
+    mxd_tuner_end(&g->tuner);
+    return policy;
 }

@@ -11,6 +11,7 @@
 #include "kv.h"
 #include "sampler.h"
 #include "threads.h"
+#include "tuner.h"
 
 enum { MXD_MAX_SEQS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256 };
 
@@ -67,6 +68,9 @@ struct mxd_seq {
     mxd_draft_function *drafter; /* the caller's, or NULL */
     void *drafter_arg;
     mxd_proposal proposal; /* for the step under way */
+    mxd_draft_record draft_records[MXD_MAX_DRAFT]; /* of all that was proposed for the last one */
+    uint8_t record_kind[MXD_MAX_DRAFT];
+    uint32_t record_count;
     uint8_t drafted[MXD_MAX_DRAFT + 1]; /* of the last step's output: 1 if it was drafted */
     mxd_token_record records[MXD_MAX_DRAFT + 1]; /* of the same */
 
@@ -135,8 +139,10 @@ struct mxd_engine {
     int monitors;          /* somebody needs monitor.h */
     mxd_draft draft;
     uint32_t draft_max, draft_min;
-    mxd_policy policy;
+    mxd_reader tuner;
+    const mxd_policy *policy; /* of the step under way; NULL between steps */
     uint64_t draft_bytes;  /* that drafting read for the step under way */
+    double drafter_s;      /* seconds that passes of the trained drafter took in it */
 
     char *arena;
     mxd_seq *seqs;         /* (max_seqs) */
@@ -197,6 +203,9 @@ mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mx
 static inline int mxd_first_pass(const mxd_engine *g) {
     return g->mixes ? 0 : g->precision;
 }
+
+/* engine.c: the policy as it is now, within a step or not. */
+mxd_policy mxd_engine_policy(const mxd_engine *g);
 
 /* measure.c: seconds of a step of `rows` rows that want their winner, at positions from `position` on of the first
  * sequence's cache; what they compute is of no matter. */

@@ -2,11 +2,12 @@
 #ifndef MXD_IDENTIFY_H
 #define MXD_IDENTIFY_H
 
-/* What the monitor knows of a token; each in 0..1. What they mean differs between consumers. */
+/* What the monitor knows of a token. What they mean differs between consumers: `precision` and `memory` take each in
+ * 0..1; `compute`, whose question is whether a drafted token is right, takes log-odds. */
 typedef struct mxd_signals {
-    float confidence; /* doubt of whoever chose or proposes it: the runner-up's probability over the winner's */
-    float attention;  /* share of attention */
-    float history;    /* how it went in this text so far */
+    float confidence; /* doubt of who chose it: the runner-up's probability over the winner's; compute: the drafter's */
+    float attention;  /* share of attention; compute: 0 */
+    float history;    /* how it went in this text so far; compute: the share of its kind that was accepted */
 } mxd_signals;
 
 /* A consumer's own blend. */

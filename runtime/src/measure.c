@@ -12,16 +12,17 @@
 #include "draft_model.h"
 #include "hash.h"
 
-enum { REPEAT = 5, MEASURED = 9, PATH_BYTES = 4096 };
+enum { REPEAT = 5, WIDE_REPEAT = 3, NARROW = 9, MEASURED = NARROW + MXD_WIDE_COSTS };
+enum { COSTS = 16 + MXD_WIDE_COSTS + 3, PATH_BYTES = 4096 };
 
-static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
+static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64};
 
 void mxd_engine_get_costs(const mxd_engine *g, mxd_costs *out) {
-    *out = g->policy.costs;
+    *out = mxd_engine_policy(g).costs;
 }
 
 void mxd_engine_set_costs(mxd_engine *g, const mxd_costs *costs) {
-    mxd_policy_set_costs(&g->policy, costs);
+    mxd_tuner_set_costs(&g->tuner, costs);
 }
 
 /* Positions before the measured rows: a short context, if there is room. */
@@ -29,10 +30,17 @@ static uint32_t first_position(const mxd_engine *g) {
     return g->plan.ctx > 96 ? 64 : 0;
 }
 
-/* Most rows that are measured. */
+/* Most rows that are measured: as many as a step of decoding can have. */
 static uint32_t widest(const mxd_engine *g) {
-    uint32_t most = g->plan.ctx - 1 < g->max_rows ? g->plan.ctx - 1 : g->max_rows;
+    uint32_t most = g->plan.ctx - 1 - first_position(g), decoding = g->max_seqs * (1 + MXD_MAX_DRAFT);
+    if (most > g->max_rows) most = g->max_rows;
+    if (most > decoding) most = decoding;
     return most < WIDTHS[MEASURED - 1] ? most : WIDTHS[MEASURED - 1];
+}
+
+/* Where a measured width's seconds belong. */
+static double *cost_of(mxd_costs *c, int width) {
+    return width < NARROW ? &c->step[WIDTHS[width]] : &c->wide[width - NARROW];
 }
 
 mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
@@ -47,32 +55,70 @@ mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int pr
     return status;
 }
 
+static double least(double a, double b) {
+    return a < b ? a : b;
+}
+
 /* The least of several times for each width, taken in turns: what disturbs only ever adds. */
-static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
+static mxd_status time_steps(mxd_engine *g, mxd_costs *out, mxd_error *err) {
+    double draft_together = 0;
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
-        for (int i = 0; i < MEASURED && WIDTHS[i] <= widest(g); i++) {
-            double seconds, *least = &out->step[WIDTHS[i]];
+        int narrow_only = round < 0 || round >= WIDE_REPEAT;
+        for (int i = 0; i < (narrow_only ? NARROW : MEASURED) && WIDTHS[i] <= widest(g); i++) {
+            double seconds, *cost = cost_of(out, i);
             mxd_status status = mxd_time_rows(g, first_position(g), WIDTHS[i], mxd_first_pass(g), &seconds, err);
             if (status) return status;
-            if (round == 0 || (round > 0 && seconds < *least)) *least = seconds;
+            if (round >= 0) *cost = *cost > 0 ? least(*cost, seconds) : seconds;
         }
-        double draft = g->features ? mxd_draft_model_time(g) : 0, base = 0;
+        double draft = g->features ? mxd_draft_model_time(g, 1) : 0, base = 0;
+        double together = g->features ? mxd_draft_model_time(g, g->max_seqs) : 0;
         mxd_status status = mxd_first_pass(g) ? mxd_time_rows(g, first_position(g), 1, 0, &base, err) : MXD_OK;
         if (status) return status;
-        if (round <= 0 || draft < out->draft) out->draft = draft;
-        if (round <= 0 || base < out->base) out->base = base;
+        out->draft = round <= 0 ? draft : least(draft, out->draft);
+        out->base = round <= 0 ? base : least(base, out->base);
+        draft_together = round <= 0 ? together : least(together, draft_together);
     }
-    /* Fill in the widths between; more rows never cost less. */
-    uint32_t last = 1;
-    for (int i = 1; i < MEASURED && out->step[WIDTHS[i]] > 0; i++) {
-        uint32_t rows = WIDTHS[i];
-        if (out->step[rows] < out->step[last]) out->step[rows] = out->step[last];
-        for (uint32_t r = last + 1; r < rows; r++)
-            out->step[r] = out->step[last] + (out->step[rows] - out->step[last]) * (r - last) / (rows - last);
-        last = rows;
-    }
-    for (uint32_t r = last + 1; r <= 16; r++) out->step[r] = out->step[last] * r / last;
+    if (g->max_seqs > 1 && draft_together > out->draft)
+        out->draft_row = (draft_together - out->draft) / (g->max_seqs - 1);
     return MXD_OK;
+}
+
+static int by_value(const void *a, const void *b) {
+    const double *x = a, *y = b;
+    return *x < *y ? -1 : *x > *y;
+}
+
+/* Wide steps cost in proportion to their rows, which is what decides whether a row more pays: the median of the slopes
+ * between all of them, from 16 rows on, bears that some were disturbed. */
+static void straighten(mxd_costs *c, int count) {
+    double slopes[(MXD_WIDE_COSTS + 1) * MXD_WIDE_COSTS / 2];
+    int n = 0;
+    for (int i = NARROW - 1; i < count; i++)
+        for (int k = i + 1; k < count; k++) slopes[n++] = (*cost_of(c, k) - *cost_of(c, i)) / (WIDTHS[k] - WIDTHS[i]);
+    qsort(slopes, (size_t)n, sizeof *slopes, by_value);
+    for (int i = NARROW; i < count; i++) *cost_of(c, i) = c->step[16] + slopes[n / 2] * (WIDTHS[i] - 16);
+}
+
+/* Fill in the widths between; more rows never cost less. */
+static void fill_in(const mxd_engine *g, mxd_costs *c) {
+    uint32_t last = 1;
+    int count = 0;
+    while (count < MEASURED && WIDTHS[count] <= widest(g)) count++;
+    straighten(c, count);
+    for (int i = 1; i < count; i++) {
+        double *cost = cost_of(c, i), before = *cost_of(c, i - 1);
+        if (*cost < before) *cost = before;
+        for (uint32_t r = last + 1; i < NARROW && r < WIDTHS[i]; r++)
+            c->step[r] = before + (*cost - before) * (r - last) / (WIDTHS[i] - last);
+        last = WIDTHS[i];
+    }
+    for (uint32_t r = last + 1; r <= 16; r++) c->step[r] = c->step[last] * r / last;
+}
+
+static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
+    mxd_status status = time_steps(g, out, err);
+    if (!status) fill_in(g, out);
+    return status;
 }
 
 /* ---- the file ---- */
@@ -110,32 +156,52 @@ static void costs_path(const mxd_engine *g, const char *directory, char *out, si
         used += snprintf(out + used, cap - (size_t)used, "%02x", digest[i]);
 }
 
+static int is_plausible(double seconds) {
+    return seconds >= 0 && seconds < 3600;
+}
+
 static int plausible(const mxd_costs *c) {
     for (int r = 1; r <= 16; r++)
-        if (!(c->step[r] > 0 && c->step[r] < 3600) || (r > 1 && c->step[r] < c->step[r - 1])) return 0;
-    return c->draft >= 0 && c->draft < 3600 && c->base >= 0 && c->base < 3600;
+        if (!is_plausible(c->step[r]) || c->step[r] == 0 || c->step[r] < c->step[r - 1]) return 0;
+    for (int i = 0; i < MXD_WIDE_COSTS; i++)
+        if (!is_plausible(c->wide[i]) || (c->wide[i] > 0 && c->wide[i] < (i ? c->wide[i - 1] : c->step[16]))) return 0;
+    return is_plausible(c->draft) && is_plausible(c->base) && is_plausible(c->draft_row);
+}
+
+/* The numbers of the file, in its order; returns their count. Wide steps are those of several sequences. */
+static int list_costs(const mxd_engine *g, mxd_costs *c, double *out[]) {
+    int n = 0;
+    for (int r = 1; r <= 16; r++) out[n++] = &c->step[r];
+    out[n++] = &c->draft;
+    out[n++] = &c->base;
+    if (widest(g) <= 16) return n;
+    out[n++] = &c->draft_row;
+    for (int i = 0; i < MXD_WIDE_COSTS; i++) out[n++] = &c->wide[i];
+    return n;
 }
 
 /* A line of numbers in microseconds. Returns whether it is whole and makes sense. */
-static int read_costs(const char *path, mxd_costs *out) {
+static int read_costs(const mxd_engine *g, const char *path, mxd_costs *out) {
+    double *numbers[COSTS];
     FILE *f = fopen(path, "re");
     if (!f) return 0;
-    int ok = 1;
-    for (int r = 1; r <= 16 && ok; r++) ok = fscanf(f, "%lf", &out->step[r]) == 1, out->step[r] *= 1e-6;
-    ok = ok && fscanf(f, "%lf %lf", &out->draft, &out->base) == 2 && fgetc(f) == '\n' && fgetc(f) == EOF;
-    out->draft *= 1e-6, out->base *= 1e-6;
+    *out = (mxd_costs){0};
+    int ok = 1, n = list_costs(g, out, numbers);
+    for (int i = 0; i < n && ok; i++) ok = fscanf(f, "%lf", numbers[i]) == 1, *numbers[i] *= 1e-6;
+    ok = ok && fgetc(f) == '\n' && fgetc(f) == EOF;
     fclose(f);
     return ok && plausible(out);
 }
 
 /* Whole or not at all: another process may read it. What fails is measured again next time. */
-static void write_costs(const char *path, const mxd_costs *c) {
+static void write_costs(const mxd_engine *g, const char *path, mxd_costs *c) {
     char temporary[PATH_BYTES];
+    double *numbers[COSTS];
     if ((size_t)snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid()) >= sizeof temporary) return;
     FILE *f = fopen(temporary, "wxe");
     if (!f) return;
-    for (int r = 1; r <= 16; r++) fprintf(f, "%.3f ", c->step[r] * 1e6);
-    fprintf(f, "%.3f %.3f\n", c->draft * 1e6, c->base * 1e6);
+    int n = list_costs(g, c, numbers);
+    for (int i = 0; i < n; i++) fprintf(f, "%.3f%c", *numbers[i] * 1e6, i + 1 < n ? ' ' : '\n');
     int failed = fflush(f) || fsync(fileno(f));
     failed |= fclose(f);
     if (failed || rename(temporary, path)) unlink(temporary);
@@ -146,8 +212,8 @@ int mxd_engine_load_costs(mxd_engine *g, const char *directory) {
     mxd_costs costs;
     if (!directory) return 0;
     costs_path(g, directory, path, sizeof path);
-    if (!read_costs(path, &costs)) return 0;
-    mxd_policy_set_costs(&g->policy, &costs);
+    if (!read_costs(g, path, &costs)) return 0;
+    mxd_engine_set_costs(g, &costs);
     return 1;
 }
 
@@ -157,11 +223,27 @@ mxd_status mxd_engine_measure_costs(mxd_engine *g, const char *directory, mxd_er
     mxd_costs costs = {0};
     mxd_status status = measure(g, &costs, err);
     if (status) return status;
-    mxd_policy_set_costs(&g->policy, &costs);
+    mxd_engine_set_costs(g, &costs);
     if (directory) {
         char path[PATH_BYTES];
         costs_path(g, directory, path, sizeof path);
-        write_costs(path, &costs);
+        write_costs(g, path, &costs);
     }
+    return MXD_OK;
+}
+
+mxd_status mxd_engine_share_tuner(mxd_engine *g, const mxd_engine *other, mxd_error *err) {
+    char mine[1024], theirs[1024];
+    for (uint32_t i = 0; i < g->max_seqs; i++)
+        if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "a tuner is shared before a sequence opens");
+    describe(g, mine, sizeof mine);
+    describe(other, theirs, sizeof theirs);
+    if (strcmp(mine, theirs) || memcmp(&g->model->schedule, &other->model->schedule, sizeof g->model->schedule))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "engines of different kinds cannot share a tuner: %s; %s", mine, theirs);
+    mxd_reader joined;
+    if (!mxd_tuner_join(other->tuner.tuner, &joined))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "%d engines share this tuner already", MXD_TUNER_READERS);
+    mxd_tuner_leave(&g->tuner);
+    g->tuner = joined;
     return MXD_OK;
 }

@@ -108,6 +108,6 @@ void mxd_ngram_propose(const mxd_ngram_table *table, const mxd_policy *p, const 
             break;
         }
         if (kind == MXD_KINDS) return;
-        mxd_propose(p, out, token, (int32_t)out->count - 1, kind);
+        mxd_propose(p, out, token, (int32_t)out->count - 1, kind, mxd_policy_prior(kind));
     }
 }

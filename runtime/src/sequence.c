@@ -41,6 +41,7 @@ mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **o
     s->drafter = NULL;
     mxd_kv_reset(s);
     if (s->kv.doubt) memset(s->kv.doubt, 0, g->plan.ctx * sizeof *s->kv.doubt);
+    s->record_count = 0;
     s->draft_done = s->context_read = 0;
     s->guess_count = s->context_rows = s->context_next = 0;
     s->full_done = 0;
@@ -218,10 +219,10 @@ static double decoded(const mxd_stats *t) {
 }
 
 void mxd_seq_get_stats(const mxd_seq *s, mxd_stats *out) {
-    const mxd_policy *p = &s->engine->policy;
+    const mxd_policy p = mxd_engine_policy(s->engine);
     *out = s->stats;
-    out->expected_gain = ratio(s->expected_tokens, s->expected_s) * (p->measured ? p->measured_step[1] : 1);
-    out->gain = p->measured ? ratio(decoded(out), out->decode_s) * p->measured_step[1] : 0;
+    out->expected_gain = ratio(s->expected_tokens, s->expected_s) * (p.measured ? p.measured_step[1] : 1);
+    out->gain = p.measured ? ratio(decoded(out), out->decode_s) * p.measured_step[1] : 0;
     out->peak_rss_bytes = mxd_peak_rss();
 }
 
@@ -251,7 +252,8 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         "{\"prompt_tokens\": %llu, \"generated_tokens\": %llu, \"prefill_s\": %.6f, \"decode_s\": %.6f, "
         "\"first_token_s\": %.6f, \"prefill_tok_per_s\": %.3f, \"decode_tok_per_s\": %.3f, \"draft\": \"%s\", "
         "\"drafted\": %llu, \"accepted\": %llu, \"steps\": %llu, \"tokens_per_step\": %.4f, "
-        "\"acceptance_by_position\": [%s], \"draft_s\": %.6f, \"verify_s\": %.6f, \"sample_s\": %.6f, "
+        "\"acceptance_by_position\": [%s], \"draft_s\": %.6f, \"schedule_s\": %.6f, \"verify_s\": %.6f, "
+        "\"sample_s\": %.6f, "
         "\"expected_gain\": %.4f, \"gain\": %.4f, \"core_fraction\": {\"compute\": %.4f, "
         "\"precision\": %.4f, \"memory\": %.4f}, \"due\": %llu, \"kv\": \"%s\", \"kv_bits_per_value\": %.4f, "
         "\"bytes_read\": %llu, \"peak_rss_bytes\": %llu, \"stop\": \"%s\", "
@@ -261,7 +263,7 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         t.first_token_s, ratio((double)t.prompt_tokens, t.prefill_s), ratio(decoded(&t), t.decode_s),
         s->drafter && g->draft != MXD_DRAFT_OFF ? "caller" : drafters[g->draft], (unsigned long long)t.drafted,
         (unsigned long long)t.accepted, (unsigned long long)t.steps, ratio(decoded(&t), (double)t.steps), acceptance,
-        t.draft_s, t.verify_s, t.sample_s, t.expected_gain, t.gain,
+        t.draft_s, t.schedule_s, t.verify_s, t.sample_s, t.expected_gain, t.gain,
         ratio((double)t.drafted, (double)(t.drafted + t.steps)), ratio((double)t.core, (double)t.generated_tokens),
         ratio(kv.far ? kv.recent + kv.core : 0, (double)s->done), (unsigned long long)t.due, caches[kv.mode],
         kv.bits_per_value, (unsigned long long)t.bytes_read,

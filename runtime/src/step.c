@@ -26,8 +26,8 @@ typedef struct pass {
     int full; /* at full precision */
     part parts[MXD_MAX_SEQS];
     size_t count, rows; /* rows: of the sequences' own tokens */
-    double draft_s, verify_s, sample_s;
-    int asked_model; /* the trained drafter had guesses to verify or to deepen */
+    double draft_s, schedule_s, verify_s, sample_s;
+    mxd_observation seen; /* by the policy */
 } pass;
 
 static int runs(const mxd_seq *s) {
@@ -60,13 +60,14 @@ static void account(const pass *t, const part *p) {
     const mxd_engine *g = s->engine;
     if (!p->decoding) return;
     stats->draft_s += t->draft_s;
+    stats->schedule_s += t->schedule_s;
     stats->verify_s += t->verify_s;
     stats->sample_s += t->sample_s;
     stats->bytes_read += mxd_weight_bytes(g, t->full) + mxd_kv_bytes(s) + g->draft_bytes;
     if (t->full != mxd_first_pass(g)) return; /* a second look */
     s->expected_tokens += 1;
     for (uint32_t i = 0; i < s->proposal.count; i++) s->expected_tokens += (double)s->proposal.path[i];
-    s->expected_s += mxd_policy_step_cost(&g->policy, g->row_count) / (double)t->count;
+    s->expected_s += mxd_policy_step_cost(g->policy, g->row_count) / (double)t->count;
 }
 
 /* ---- drafting ---- */
@@ -102,7 +103,7 @@ static mxd_status ask_caller(mxd_seq *s, size_t most, mxd_error *err) {
             return mxd_fail(err, MXD_ERR_ARGUMENT, "drafted token %zu has parent %d", i, (int)parent[i]);
         depth[i] = parent[i] < 0 ? 0 : depth[parent[i]] + 1;
         uint8_t kind = (uint8_t)(MXD_KIND_CALLER + (depth[i] < 7 ? depth[i] : 7));
-        mxd_propose(&s->engine->policy, d, ids[i], parent[i], kind);
+        mxd_propose(s->engine->policy, d, ids[i], parent[i], kind, mxd_policy_prior(kind));
     }
     return status;
 }
@@ -124,6 +125,7 @@ static void graft(mxd_proposal *tree, const mxd_proposal *chain) {
             tree->token[node] = chain->token[i];
             tree->parent[node] = parent;
             tree->kind[node] = chain->kind[i];
+            tree->confidence[node] = chain->confidence[i];
             tree->path[node] = 0;
         }
         if (tree->path[node] < chain->path[i]) tree->path[node] = chain->path[i];
@@ -141,7 +143,7 @@ static int ask_drafters(mxd_engine *g, mxd_seq *const *seqs, const size_t *most,
     for (size_t i = 0; i < n; i++) {
         found[i].count = 0;
         if (g->draft != MXD_DRAFT_MODEL)
-            mxd_ngram_propose(table, &g->policy, seqs[i]->tokens, seqs[i]->token_count, most[i], &found[i]);
+            mxd_ngram_propose(table, g->policy, seqs[i]->tokens, seqs[i]->token_count, most[i], &found[i]);
         left[i] = found[i].count > 0 && found[i].path[0] > SURE ? 0 : most[i];
         asked_model |= left[i] > 0 && g->features && seqs[i]->guess_count > 0;
     }
@@ -172,10 +174,18 @@ static mxd_status propose(pass *t, mxd_error *err) {
         else drafting[asked] = s, most[asked++] = limit;
         proposals[n++] = &s->proposal;
     }
-    if (!status) t->asked_model = ask_drafters(g, drafting, most, asked, t->rows);
+    if (!status) t->seen.asked_model = ask_drafters(g, drafting, most, asked, wanted) & 1;
     size_t room = g->max_rows - t->rows;
     if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
-    if (n > 0 && !status) mxd_policy_choose(&g->policy, proposals, n, t->rows, room, g->draft_min);
+    double proposed = mxd_now();
+    for (size_t i = 0; i < t->count; i++)
+        if (t->parts[i].seq->proposal.count > 0) mxd_monitor_proposed(t->parts[i].seq);
+    if (n > 0 && !status) {
+        mxd_policy_choose(g->policy, proposals, n, wanted, room, g->draft_min, &t->seen);
+        t->seen.seen = MXD_SEEN_CHOICE;
+        mxd_tuner_report(&g->tuner, &t->seen);
+    }
+    t->schedule_s = mxd_now() - proposed;
     t->draft_s = mxd_now() - start;
     return status;
 }
@@ -286,6 +296,7 @@ static void choose(pass *t, part *p) {
     int32_t node = -1;
     size_t depth = 0;
     s->stats.drafted += d->count;
+    mxd_monitor_verified(s);
     for (;;) {
         const mxd_outcome *outcome = &g->outcomes[p->outcome + (size_t)(node + 1)];
         mxd_token_record record = mxd_inspect(g, s, outcome);
@@ -295,14 +306,18 @@ static void choose(pass *t, part *p) {
         uint32_t token = choose_token(g, s, outcome);
         s->done++;
         int32_t next = find_child(d, node, token);
+        if (depth == 0) mxd_monitor_chosen(s, token);
         size_t bin = depth < 7 ? depth : 7;
         for (uint32_t i = 0; i < d->count; i++) {
             if (d->parent[i] != node) continue;
-            mxd_policy_learn(&g->policy, d->kind[i], (int32_t)i == next);
+            mxd_observation seen = {
+                .seen = MXD_SEEN_DRAFT, .kind = d->kind[i], .accepted = (int32_t)i == next, .verified = 1};
+            mxd_tuner_report(&g->tuner, &seen);
             s->stats.drafted_at[bin]++;
         }
         commit(s, token, next >= 0, record);
         if (next < 0) return;
+        s->draft_records[d->record[next]].accepted = 1;
         s->stats.accepted++;
         s->stats.accepted_at[bin]++;
         if (s->stop != MXD_STOP_NONE) return; /* the last token stays to be processed, as in plain decoding */
@@ -360,11 +375,31 @@ static void follow(pass *t) {
 
 /* ---- the step ---- */
 
+/* What the tuner learns from a pass over decoding sequences. */
+static void report(pass *t, size_t verified, double seconds) {
+    mxd_observation *o = &t->seen;
+    size_t decoding = 0;
+    for (size_t i = 0; i < t->count; i++) {
+        const part *p = &t->parts[i];
+        decoding += (size_t)p->decoding;
+        size_t made = p->seq->token_count - p->seq->output_from + (size_t)p->seq->awaits_full; /* that one comes yet */
+        o->tokens = (uint16_t)(o->tokens + made);
+    }
+    if (decoding == 0) return;
+    o->seen = MXD_SEEN_STEP;
+    o->seconds = seconds;
+    o->drafter_s = (float)t->g->drafter_s;
+    o->rows = (uint16_t)verified;
+    o->together = t->count > 1;
+    mxd_tuner_report(&t->g->tuner, o);
+}
+
 /* Run the sequences' rows that are of one precision; whether there were any. */
 static mxd_status run_pass(pass *t, mxd_seq *const *seqs, size_t n, mxd_error *err) {
     mxd_engine *g = t->g;
     double start = mxd_now();
     g->draft_bytes = 0;
+    g->drafter_s = 0;
     divide(t, seqs, n);
     if (t->count == 0) return MXD_OK;
     MXD_ANNOTATE_BEGIN(MXD_CHANNEL_PASS, "draft");
@@ -394,10 +429,7 @@ static mxd_status run_pass(pass *t, mxd_seq *const *seqs, size_t n, mxd_error *e
         t->draft_s += mxd_now() - before;
     }
     for (size_t i = 0; i < t->count; i++) account(t, &t->parts[i]);
-    const mxd_seq *only = t->parts[0].seq;
-    if (t->count == 1 && t->parts[0].decoding && t->full == mxd_first_pass(g))
-        mxd_policy_observe(&g->policy, verified, mxd_now() - start, only->token_count - only->output_from,
-                           t->asked_model);
+    if (t->full == mxd_first_pass(g)) report(t, verified, mxd_now() - start);
     return MXD_OK;
 }
 
@@ -419,7 +451,7 @@ static int catches_up(mxd_seq *const *seqs, size_t n) {
     return mxd_schedule_catches_up(waiting, others, longest);
 }
 
-mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
+static mxd_status run_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
     if (n > g->max_seqs) return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu sequences, the engine has %u", n, g->max_seqs);
     uint64_t used = 0;
     for (size_t i = 0; i < n; i++) {
@@ -432,6 +464,7 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
         mxd_seq *s = seqs[i];
         s->output_from = s->token_count;
         s->text_len = 0;
+        s->record_count = 0;
         if (!runs(s)) continue;
         decoding[i] = s->done >= s->prompt_end;
         prefilling[i] = !decoding[i];
@@ -447,6 +480,7 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
     if (!status && g->mixes && catches_up(seqs, n)) {
         pass second = {.g = g, .full = 1};
         status = run_pass(&second, seqs, n, err);
+        if (status && first.count > 0) status = MXD_OK; /* what the first pass made stands; the next step will tell */
     }
     MXD_ANNOTATE_END(MXD_CHANNEL_STEP);
     if (status) return status;
@@ -457,6 +491,14 @@ mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *er
         if (prefilling[i]) seqs[i]->stats.prefill_s += seconds;
     }
     return MXD_OK;
+}
+
+mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
+    g->policy = mxd_tuner_begin(&g->tuner);
+    mxd_status status = run_step(g, seqs, n, err);
+    g->policy = NULL;
+    mxd_tuner_end(&g->tuner);
+    return status;
 }
 
 /* Process again what a truncation left to be processed, as prompts are. */

@@ -30,6 +30,7 @@ KV = Literal["auto", "f16", "int8", "mxfp4", "tiered"]
 Drafter = Callable[[list[int], int], "list[int] | list[tuple[int, int]]"]
 Stop = Literal["none", "eos", "limit", "context", "string"]
 BenchFormat = Literal["table", "csv", "json"]
+Source = Literal["caller", "copy", "table", "model", "base"]
 
 # Whether a row that base precision computed shall get full precision.
 CoreRule = Callable[["TokenRecord"], bool]
@@ -42,6 +43,8 @@ _TIERS: tuple[Literal["recent", "core", "far"], ...] = ("recent", "core", "far")
 _STOPS: tuple[Stop, ...] = ("none", "eos", "limit", "context", "string")
 _BENCH_FORMATS: tuple[BenchFormat, ...] = ("table", "csv", "json")
 _LOOKS: tuple[Look, ...] = ("none", "core", "due", "all")
+_SOURCES: tuple[Source, ...] = ("caller", "copy", "table", "model", "base")
+_WIDE_ROWS = (24, 32, 48, 64)
 _NO_BOS = 0xFFFFFFFF
 
 
@@ -114,6 +117,21 @@ class TokenRecord(NamedTuple):
     score: float
     threshold: float
     look: Look
+
+
+class DraftRecord(NamedTuple):
+    """A token that was drafted for a step, and what the step made of it (``mxd_draft_record``): ``parent`` is
+    the index of the record that it follows, ``chance`` the estimate for it and all above it."""
+
+    token: int
+    parent: int
+    depth: int
+    source: Source
+    confidence: float
+    history: float
+    chance: float
+    verified: bool
+    accepted: bool
 
 
 class Verification(NamedTuple):
@@ -337,6 +355,19 @@ class Engine(_Handle):
         load().lib.mxd_engine_get_costs(self._pointer, costs)
         return list(costs.step)[1:]
 
+    @property
+    def wide_costs(self) -> dict[int, float]:
+        """Seconds of steps of several sequences by their rows, as far as they were measured."""
+        costs = load().ffi.new("mxd_costs *")
+        load().lib.mxd_engine_get_costs(self._pointer, costs)
+        return {rows: cost for rows, cost in zip(_WIDE_ROWS, costs.wide, strict=True) if cost > 0}
+
+    def share_tuner(self, other: Engine) -> None:
+        """Learn together with an engine of the same kind, which may run in another thread; before the first
+        sequence. Costs are those of ``other``. Raises UsageError if the engines differ."""
+        library = load()
+        library.call(library.lib.mxd_engine_share_tuner, self._pointer, other._pointer)
+
     def step(self, sequences: Iterable[Sequence]) -> None:
         """One engine step for any of this engine's sequences; then read ``output`` and ``text`` of each."""
         library = load()
@@ -513,6 +544,27 @@ class Sequence(_Handle):
         """What was known of each token of ``output``."""
         records = load().lib.mxd_seq_records(self._pointer)
         return [_record(records + i) for i in range(len(self.output))]
+
+    @property
+    def drafts(self) -> list[DraftRecord]:
+        """What was drafted for this sequence's last step, whether it was verified or not."""
+        ffi, lib = load().ffi, load().lib
+        count = ffi.new("size_t *")
+        records = lib.mxd_seq_drafts(self._pointer, count)
+        return [
+            DraftRecord(
+                r.token,
+                r.parent,
+                r.depth,
+                _SOURCES[r.source],
+                r.confidence,
+                r.history,
+                r.chance,
+                bool(r.verified),
+                bool(r.accepted),
+            )
+            for r in (records[i] for i in range(count[0]))
+        ]
 
     @property
     def tokens(self) -> list[int]:

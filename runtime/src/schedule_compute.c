@@ -1,0 +1,273 @@
+/* How many drafted tokens a step verifies: as many as make the most of its time, by estimates of both. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "draft.h"
+#include "engine.h"
+
+enum { COST_ROWS = 16, PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 32, MODEL_PAUSE = 256 };
+
+/* Rows of mxd_costs.wide, behind those of .step. */
+static const size_t WIDE_ROWS[MXD_WIDE_COSTS + 1] = {COST_ROWS, 24, 32, 48, 64};
+
+/* Weight of the first guess, and of all evidence: older evidence fades, so that a change of text is noticed. */
+static const float PRIOR_WEIGHT = 2, MEMORY = 48;
+
+/* Share of a token's chance that counts beside other sequences: there a row can cost nearly what a token is worth, and
+ * choosing what looks best by estimates that err promises too much. */
+static const float CAUTION = 0.95f;
+
+/* ---- identify: the chance of a drafted token ---- */
+
+/* Copies: by matched length, seen in this model's chats. */
+float mxd_policy_prior(uint8_t kind) {
+    if (kind < MXD_KIND_COPY) return 0.6f;
+    if (kind < MXD_KIND_TABLE) {
+        int length = kind - MXD_KIND_COPY + 1;
+        return length >= 8 ? 0.9f : 0.1f + 0.1f * (float)length;
+    }
+    if (kind >= MXD_KIND_BASE) return 0.75f;
+    if (kind >= MXD_KIND_MODEL && kind < MXD_KIND_SECOND) return ((float)(kind - MXD_KIND_MODEL) + 0.5f) / 16;
+    return ((float)(kind % 8) + 0.5f) / 8; /* bins of eight */
+}
+
+float mxd_policy_history(const mxd_policy *p, uint8_t kind) {
+    return (p->kind[kind].accepted + PRIOR_WEIGHT * mxd_policy_prior(kind)) / (p->kind[kind].tried + PRIOR_WEIGHT);
+}
+
+static float log_odds(float probability) {
+    const float least = 1e-4f;
+    float x = probability < least ? least : probability > 1 - least ? 1 - least : probability;
+    return logf(x / (1 - x));
+}
+
+static float chance_of(const mxd_policy *p, uint8_t kind, float confidence) {
+    mxd_signals signals = {.confidence = log_odds(confidence), .history = log_odds(mxd_policy_history(p, kind))};
+    return 1 / (1 + expf(-mxd_score(&p->weights, signals)));
+}
+
+float mxd_policy_chance(const mxd_policy *p, uint8_t kind) {
+    return p->chance[kind];
+}
+
+uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind,
+                     float confidence) {
+    uint32_t i = out->count++;
+    float chance = p->weights.alpha == 0 ? p->chance[kind] : chance_of(p, kind, confidence);
+    out->token[i] = token;
+    out->parent[i] = parent;
+    out->kind[i] = kind;
+    out->confidence[i] = confidence;
+    out->path[i] = chance * (parent < 0 ? 1 : out->path[parent]);
+    return i;
+}
+
+/* ---- what is learned ---- */
+
+void mxd_policy_init(mxd_policy *p, const mxd_weights *weights) {
+    *p = (mxd_policy){.weights = *weights, .patience = PATIENCE};
+    for (int r = 1; r <= COST_ROWS; r++) p->costs.step[r] = 1 + 0.1 * (r - 1); /* a guess, in steps of one row */
+    for (uint8_t kind = 0; kind < MXD_KINDS; kind++) p->chance[kind] = chance_of(p, kind, mxd_policy_prior(kind));
+}
+
+void mxd_policy_set_costs(mxd_policy *p, const mxd_costs *costs) {
+    p->costs = *costs;
+    memcpy(p->measured_step, costs->step, sizeof p->measured_step);
+    p->pace = 1;
+    p->measured = 1;
+}
+
+static void learn_draft(mxd_policy *p, const mxd_observation *o) {
+    uint8_t kind = o->kind;
+    if (p->kind[kind].tried >= MEMORY) {
+        p->kind[kind].tried /= 2;
+        p->kind[kind].accepted /= 2;
+    }
+    p->kind[kind].tried += 1;
+    p->kind[kind].accepted += o->accepted;
+    p->chance[kind] = chance_of(p, kind, mxd_policy_prior(kind));
+    if (o->accepted && o->verified) p->patience = PATIENCE;
+}
+
+/* Whether anything pays is looked at again after steps without, ever less often. */
+static void learn_choice(mxd_policy *p, mxd_choice choice) {
+    if (choice == MXD_NOTHING_PROPOSED) return;
+    p->idle = choice == MXD_NONE_PAID ? p->idle + 1 : 0;
+    if (choice == MXD_TRIED) p->patience = p->patience * 2 < MAX_PATIENCE ? p->patience * 2 : MAX_PATIENCE;
+}
+
+static double clamp(double x, double least, double most) {
+    return x < least ? least : x > most ? most : x;
+}
+
+static const double SHARE = 0.05; /* of a new value in a moving average */
+
+/* Steps of one row tell how fast the machine is now; the others may turn out dearer beside them than measured, never
+ * cheaper: else a cost that is wrong could keep the steps away that would tell. */
+static void learn_cost(mxd_policy *p, size_t rows, double seconds) {
+    const double *measured = p->measured_step;
+    double *cost = p->costs.step;
+    if (rows == 1) {
+        p->pace += SHARE * (clamp(seconds / measured[1], 0.5, 2) - p->pace);
+        return;
+    }
+    cost[rows] += SHARE * (measured[rows] * clamp(seconds / (measured[rows] * p->pace), 1, 2) - cost[rows]);
+    for (size_t r = rows + 1; r <= COST_ROWS && cost[r] < cost[rows]; r++) cost[r] = cost[rows];
+}
+
+static void learn_step(mxd_policy *p, const mxd_observation *o) {
+    int together = o->together;
+    if (p->model[together].pause > 0) p->model[together].pause--;
+    if (!p->measured || (!together && o->rows > COST_ROWS)) return;
+    if (!together) learn_cost(p, o->rows, o->seconds);
+    if (!o->asked_model) return;
+    double without = together ? (o->seconds - (double)o->drafter_s) / (1 - (double)o->drafter_gain)
+                              : o->tokens * p->measured_step[1];
+    p->model[together].saved += 2 * SHARE * (without - o->seconds - p->model[together].saved);
+    if (++p->model[together].steps < MODEL_TRIAL || p->model[together].saved >= 0) return;
+    p->model[together].steps = 0;
+    p->model[together].pause = MODEL_PAUSE;
+    p->model[together].saved = 0;
+}
+
+void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
+    if (o->seen == MXD_SEEN_DRAFT) learn_draft(p, o);
+    else if (o->seen == MXD_SEEN_CHOICE) learn_choice(p, (mxd_choice)o->choice);
+    else learn_step(p, o);
+}
+
+/* ---- schedule ---- */
+
+/* Between widths that were measured, a straight line; behind them, the last one goes on. */
+double mxd_policy_step_cost(const mxd_policy *p, size_t rows) {
+    const double *c = p->costs.step;
+    if (rows <= COST_ROWS) return c[rows];
+    size_t last = COST_ROWS / 2, next = COST_ROWS;
+    double before = c[last], behind = c[next];
+    for (int i = 0; i < MXD_WIDE_COSTS && next < rows && p->costs.wide[i] > 0; i++) {
+        last = next, before = behind;
+        next = WIDE_ROWS[i + 1], behind = p->costs.wide[i];
+    }
+    return behind + (behind - before) / (double)(next - last) * ((double)rows - (double)next);
+}
+
+/* Seconds that one more row costs. */
+static double row_cost(const mxd_policy *p, size_t rows) {
+    return mxd_policy_step_cost(p, rows + 1) - mxd_policy_step_cost(p, rows);
+}
+
+double mxd_policy_deeper_gain(const mxd_policy *p, float path, size_t rows) {
+    const float next = 0.6f; /* a guess of the chance of what is not drafted yet */
+    double token = mxd_policy_step_cost(p, rows) / (double)rows;
+    return (double)(path * next) * token - row_cost(p, rows) - p->costs.draft_row;
+}
+
+double mxd_policy_draft_cost(const mxd_policy *p) {
+    return p->costs.draft - p->costs.draft_row;
+}
+
+int mxd_policy_asks_model(const mxd_policy *p, size_t n) {
+    if (p->model[n > 1].pause > 0) return 0;
+    float likeliest = 0;
+    for (int kind = MXD_KIND_MODEL; kind < MXD_KIND_SECOND; kind++)
+        if (p->chance[kind] > likeliest) likeliest = p->chance[kind];
+    return n <= 1 || (double)likeliest * mxd_policy_step_cost(p, n) > row_cost(p, n) * (double)n;
+}
+
+typedef struct candidate {
+    float path;
+    uint16_t sequence;
+    uint8_t node, of_model;
+} candidate;
+
+/* Likeliest first. A parent is never less likely than its child, and has the lower index among equals. */
+static int by_path(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->path != y->path) return x->path > y->path ? -1 : 1;
+    return x->sequence != y->sequence ? x->sequence - y->sequence : x->node - y->node;
+}
+
+static size_t rank(mxd_proposal *const *proposals, size_t n, candidate *out) {
+    size_t count = 0;
+    for (size_t s = 0; s < n; s++)
+        for (uint32_t i = 0; i < proposals[s]->count; i++) {
+            uint8_t kind = proposals[s]->kind[i];
+            int of_model = kind >= MXD_KIND_MODEL && kind < MXD_KIND_BASE;
+            out[count++] = (candidate){proposals[s]->path[i], (uint16_t)s, (uint8_t)i, (uint8_t)of_model};
+        }
+    qsort(out, count, sizeof *out, by_path);
+    return count;
+}
+
+/* The prefix of the ranked candidates that yields the most tokens a second, by trying each: costs have steps. Without
+ * those of the trained drafter if so asked. */
+static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t count, size_t rows, int without_model,
+                          double *best_rate) {
+    double made = (double)rows, counts = rows > 1 ? (double)CAUTION : 1;
+    size_t best = 0;
+    *best_rate = made / mxd_policy_step_cost(p, rows);
+    for (size_t i = 0; i < count; i++) {
+        if (without_model && ranked[i].of_model) continue;
+        made += counts * (double)ranked[i].path;
+        double rate = made / mxd_policy_step_cost(p, ++rows);
+        if (rate > *best_rate) *best_rate = rate, best = i + 1;
+    }
+    return best;
+}
+
+uint32_t mxd_policy_base_length(const mxd_policy *p, mxd_proposal *d, size_t most) {
+    if (p->costs.base <= 0) return 0; /* not known */
+    candidate ranked[MXD_MAX_DRAFT];
+    double best_rate, tokens = 1, path = 1;
+    best_prefix(p, ranked, rank(&d, 1, ranked), 1, 0, &best_rate);
+    uint32_t best = 0;
+    for (uint32_t k = 1; k <= most; k++) {
+        path *= (double)mxd_policy_chance(p, (uint8_t)(MXD_KIND_BASE + (k <= 7 ? k - 1 : 7)));
+        tokens += path;
+        double rate = tokens / (k * p->costs.base + mxd_policy_step_cost(p, 1 + k));
+        if (rate > best_rate) best_rate = rate, best = k;
+    }
+    return best;
+}
+
+/* Keep the marked nodes whose parents are kept. */
+static void compact(mxd_proposal *d, uint32_t marked) {
+    int32_t place[MXD_MAX_DRAFT];
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < d->count; i++) {
+        int32_t parent = d->parent[i] < 0 ? -1 : place[d->parent[i]];
+        place[i] = -2; /* not kept */
+        if (!(marked >> i & 1) || parent == -2) continue;
+        place[i] = (int32_t)kept;
+        d->token[kept] = d->token[i];
+        d->kind[kept] = d->kind[i];
+        d->record[kept] = d->record[i];
+        d->confidence[kept] = d->confidence[i];
+        d->path[kept] = d->path[i];
+        d->parent[kept++] = parent;
+    }
+    d->count = kept;
+}
+
+void mxd_policy_choose(const mxd_policy *p, mxd_proposal *const *proposals, size_t n, size_t rows, size_t room,
+                       uint32_t least, mxd_observation *o) {
+    candidate ranked[MXD_MAX_SEQS * MXD_MAX_DRAFT];
+    uint32_t marked[MXD_MAX_SEQS] = {0}, kept[MXD_MAX_SEQS] = {0};
+    size_t count = rank(proposals, n, ranked), fitting = count < room ? count : room;
+    if (count == 0) return;
+    double rate, rate_without;
+    size_t best = best_prefix(p, ranked, fitting, rows, 0, &rate);
+    best_prefix(p, ranked, fitting, rows, 1, &rate_without);
+    o->drafter_gain = (float)(1 - rate_without / rate);
+    o->choice = best > 0 ? MXD_SOME_PAID : p->idle + 1 < p->patience ? MXD_NONE_PAID : MXD_TRIED;
+    if (o->choice == MXD_TRIED) best = 1;
+    for (size_t i = 0; i < count && room > 0; i++) {
+        size_t s = ranked[i].sequence;
+        if (i >= best && kept[s] >= least) continue;
+        marked[s] |= 1u << ranked[i].node;
+        kept[s]++;
+        room--;
+    }
+    for (size_t s = 0; s < n; s++) compact(proposals[s], marked[s]);
+}

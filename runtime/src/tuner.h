@@ -1,0 +1,41 @@
+/* Monitor: what steps show, and the policy learned from it, which engines on several threads may share. No step ever
+ * waits for another.
+ *
+ * The policy lives in snapshots that nobody changes once they are published. A step reads the current one from begin to
+ * end; what it observes goes to a ring of its reader, and whoever ends a step and gets the writer's flag (one try) folds
+ * the rings of all into a new snapshot. An old one is used again only when every reader has passed a step boundary since
+ * it was replaced, so none can still read it: each publishes, at the beginning of its step, the number of publications
+ * that it has seen, and at the end that it reads none. While no snapshot is free, observations wait in their rings, and
+ * are dropped when these are full. An engine that shares with nobody folds each step's observations at its end. */
+#ifndef MXD_TUNER_H
+#define MXD_TUNER_H
+
+#include "draft.h"
+
+enum { MXD_TUNER_READERS = 8 };
+
+typedef struct mxd_tuner mxd_tuner;
+
+/* A reader's place; one thread at a time. */
+typedef struct mxd_reader {
+    mxd_tuner *tuner;
+    uint32_t place;
+} mxd_reader;
+
+/* A tuner without readers, or NULL: out of memory. This is all that is ever allocated. */
+mxd_tuner *mxd_tuner_open(const mxd_policy *first);
+/* Returns whether there was a place. The tuner must not be left by its last reader meanwhile. */
+int mxd_tuner_join(mxd_tuner *tuner, mxd_reader *out);
+/* The last one to leave frees the tuner. */
+void mxd_tuner_leave(mxd_reader *reader);
+
+/* The policy of the step that begins, valid until its end. */
+const mxd_policy *mxd_tuner_begin(const mxd_reader *reader);
+/* Within a step; others see it from its end on. */
+void mxd_tuner_report(const mxd_reader *reader, const mxd_observation *observation);
+void mxd_tuner_end(const mxd_reader *reader);
+
+/* Publish new costs, between steps of this reader. The one thing that waits: for a writer, and for a free snapshot. */
+void mxd_tuner_set_costs(const mxd_reader *reader, const mxd_costs *costs);
+
+#endif

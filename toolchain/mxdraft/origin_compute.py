@@ -1,0 +1,345 @@
+"""The compute consumer measured: which drafted tokens get a place in the verify batch, and what that buys.
+
+``measure`` compares no drafting, drafts of a fixed length and the scheduler, with continuous batching;
+``identify`` says how well the score of a drafted token tells whether the target accepts it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mxdraft.errors import NumericError, UsageError
+from mxdraft.runtime import Engine, Model
+from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime.engine import Draft, DraftRecord, Precision
+
+CONCURRENCIES = (1, 8, 48)
+_FEWEST = 20  # examples of each class without which nothing is fitted
+Floats = NDArray[np.float64]
+
+
+class Method(NamedTuple):
+    """How an engine drafts; ``length`` 0: as many tokens as pay, else that many, paying or not."""
+
+    draft: Draft
+    length: int
+
+
+METHODS = {
+    "off": Method("off", 0),
+    "fixed 1": Method("auto", 1),
+    "fixed 2": Method("auto", 2),
+    "fixed 4": Method("auto", 4),
+    "auto": Method("auto", 0),
+}
+
+
+@dataclass
+class Tally:
+    """Sums over runs of one method. Apart are those of busy steps, in which every place generates and none
+    reads a prompt. ``latencies``: for each token of a busy step, the step's time by its sequence's tokens."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    busy_seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    sequence_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+    schedule_s: float = 0.0
+
+    def add_step(self, seconds: float, made: Sequence[int], busy: bool) -> None:
+        self.seconds += seconds
+        self.tokens += sum(made)
+        if busy:
+            self.busy_seconds += seconds
+            self.sequence_steps += len(made)
+            self.latencies += [seconds / count for count in made for _ in range(count)]
+
+    def add_drafts(self, drafts: Sequence[DraftRecord]) -> None:
+        self.drafted += sum(draft.verified for draft in drafts)
+        self.accepted += sum(draft.accepted for draft in drafts)
+
+    def add_sequence(self, stats: dict[str, Any]) -> None:
+        self.steps += stats["steps"]
+        self.schedule_s += stats["schedule_s"]
+
+    def report(self) -> dict[str, float]:
+        if not self.latencies or not self.steps:
+            raise UsageError("no step had all places generating: more prompts, or more tokens for each")
+        p50, p95 = np.percentile(np.array(self.latencies) * 1e3, (50, 95))
+        return {
+            "tok_per_s": self.tokens / self.seconds,
+            "busy_tok_per_s": len(self.latencies) / self.busy_seconds,
+            "tokens_per_step": len(self.latencies) / self.sequence_steps,
+            "drafted_per_step": self.drafted / self.sequence_steps,
+            "acceptance": self.accepted / self.drafted if self.drafted else float("nan"),
+            "mean_ms": float(np.mean(self.latencies)) * 1e3,
+            "p50_ms": float(p50),
+            "p95_ms": float(p95),
+            "us_per_step": self.schedule_s / self.steps * 1e6,
+        }
+
+
+def open_engine(
+    model: Model, method: Method, sequences: int, ctx: int, threads: int, precision: Precision, costs: Path
+) -> Engine:
+    """An engine for so many sequences that knows what steps cost, from ``costs`` or by measuring."""
+    rows = max(64, min(512, sequences * (2 + max(m.length for m in METHODS.values()))))
+    engine = Engine(
+        model, ctx, threads, precision, sequences, rows, method.draft, method.length, draft_min=method.length
+    )
+    if method.draft != "off" and not engine.load_costs(costs):
+        engine.measure_costs(costs)
+    return engine
+
+
+def run(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    places: int,
+    tokens: int,
+    tally: Tally | None = None,
+    seen: Callable[[int, list[DraftRecord]], None] | None = None,
+) -> list[list[int]]:
+    """What the engine generates behind each prompt, greedily, up to ``tokens`` tokens; a sequence that ends
+    makes place for the next prompt. ``seen`` gets the drafts of each step with the prompt's number."""
+    made: list[list[int]] = [[] for _ in prompts]
+    for _ in steps(engine, prompts, places, tokens, made, tally, seen):
+        pass
+    return made
+
+
+def steps(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    places: int,
+    tokens: int,
+    made: list[list[int]],
+    tally: Tally | None = None,
+    seen: Callable[[int, list[DraftRecord]], None] | None = None,
+) -> Iterator[None]:
+    """``run`` step by step, into ``made``."""
+    waiting = iter(enumerate(prompts))
+
+    def begin() -> Iterator[tuple[int, Timeline]]:
+        for i, ids in waiting:
+            sequence = Timeline(engine, max_tokens=tokens)
+            sequence.prompt(ids)
+            yield i, sequence
+
+    beginning = begin()
+    running = dict(next(beginning) for _ in range(min(places, len(prompts))))
+    while running:
+        busy = len(running) == places and all(made[i] for i in running)
+        before = time.perf_counter()
+        engine.step(running.values())
+        seconds = time.perf_counter() - before
+        if tally:
+            tally.add_step(seconds, [len(sequence.output) for sequence in running.values()], busy)
+        for i, sequence in list(running.items()):
+            made[i] += sequence.output
+            if tally and busy:
+                tally.add_drafts(sequence.drafts)
+            if seen:
+                seen(i, sequence.drafts)
+            if sequence.stop == "none":
+                continue
+            if tally:
+                tally.add_sequence(sequence.stats)
+            sequence.close()
+            del running[i]
+            running |= dict([pair] if (pair := next(beginning, None)) else [])
+        yield
+
+
+def measure(
+    model: Model,
+    prompts: Sequence[list[int]],
+    tokens: int = 96,
+    ctx: int = 512,
+    threads: int = 0,
+    precision: Precision = "base",
+    concurrencies: Sequence[int] = CONCURRENCIES,
+    rounds: int = 3,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Every method on the same prompts, in turns after each step, by number of sequences and method.
+
+    A round takes the next part of the prompts, at most four for one sequence. Each method reports
+    ``tok_per_s`` (of all steps, prompts and the end with fewer sequences included) and, of steps in which
+    every place generates and none reads a prompt, ``busy_tok_per_s``, ``tokens_per_step`` (of one sequence),
+    ``drafted_per_step``, ``acceptance`` (of verified drafts), ``mean_ms``, ``p50_ms`` and ``p95_ms`` (time
+    per token of a sequence); ``us_per_step``: ranking and choosing. Prompts that do not fit are left out.
+    Raises NumericError if a method changes the output, UsageError if prompts are too few.
+    """
+    fitting = [ids for ids in prompts if len(ids) + tokens <= ctx]
+    results: dict[str, Any] = {}
+    for places in concurrencies:
+        part = len(fitting) // rounds if places > 1 else min(len(fitting) // rounds, 4)
+        if part < places:
+            raise UsageError(f"{len(fitting)} prompts fit: {rounds} rounds of {places} sequences need more")
+        tallies = {name: Tally() for name in METHODS}
+        with TemporaryDirectory() as costs, ExitStack() as stack:
+            engines = {
+                name: stack.enter_context(
+                    open_engine(model, method, places, ctx, threads, precision, Path(costs))
+                )
+                for name, method in METHODS.items()
+            }
+            for index in range(rounds):
+                of_round = fitting[index::rounds][:part]
+                made: dict[str, list[list[int]]] = {name: [[] for _ in of_round] for name in METHODS}
+                under_way = [
+                    steps(engines[name], of_round, places, tokens, made[name], tallies[name])
+                    for name in METHODS
+                ]
+                while under_way:  # step by step in turns, so that a disturbance meets all methods
+                    under_way = [run_of for run_of in under_way if next(run_of, run_of) is not run_of]
+                    under_way = under_way[1:] + under_way[:1]
+                for name in METHODS:
+                    if made[name] != made["off"]:
+                        raise NumericError(f"drafting ({name}, {places} sequences) changed the output")
+                if progress:
+                    progress(f"{places} sequences: round {index + 1}/{rounds}")
+        results[str(places)] = {name: tally.report() for name, tally in tallies.items()}
+    return results
+
+
+# ---- identification ----
+
+
+def log_odds(probability: Floats) -> Floats:
+    x = np.clip(probability, 1e-4, 1 - 1e-4)
+    return np.log(x / (1 - x))
+
+
+def fit(features: Floats, right: NDArray[np.bool_]) -> Floats:
+    """Logistic regression by Newton's method, [features + 1] weights, the last one the bias."""
+    x = np.column_stack([features, np.ones(len(features))])
+    weights = np.zeros(x.shape[1])
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-(x @ weights)))
+        curvature = x.T @ (x * (p * (1 - p))[:, None]) + 1e-3 * np.eye(x.shape[1])
+        weights += np.linalg.solve(curvature, x.T @ (right - p) - 1e-3 * weights)
+    return weights
+
+
+def auc(score: Floats, right: NDArray[np.bool_]) -> float:
+    """Probability that a right one scores above a wrong one; equal scores count half."""
+    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+    rank = np.cumsum(counts) - (counts - 1) / 2
+    positive = int(right.sum())
+    above = rank[place][right].sum() - positive * (positive + 1) / 2
+    return float(above / (positive * (len(score) - positive)))
+
+
+def balanced_accuracy(score: Floats, right: NDArray[np.bool_], threshold: float) -> float:
+    """Accuracy where right and wrong ones weigh the same."""
+    return float(((score >= threshold)[right].mean() + (score < threshold)[~right].mean()) / 2)
+
+
+def best_threshold(score: Floats, right: NDArray[np.bool_]) -> float:
+    candidates = np.unique(np.quantile(score, np.linspace(0, 1, 201)))
+    return float(max(candidates, key=lambda t: balanced_accuracy(score, right, t)))
+
+
+class Example(NamedTuple):
+    """A verified draft: its signals as log-odds (confidence, history), and the engine's chance for it and
+    all above it."""
+
+    prompt: int
+    signals: tuple[float, float]
+    chance: float
+    reached: bool  # those above it were right
+    accepted: bool
+
+
+def examples(prompt: int, drafts: Sequence[DraftRecord]) -> Iterator[Example]:
+    for draft in drafts:
+        if draft.verified:
+            signals = log_odds(np.array([draft.confidence, draft.history]))
+            reached = draft.parent < 0 or drafts[draft.parent].accepted
+            yield Example(prompt, (signals[0], signals[1]), draft.chance, reached, draft.accepted)
+
+
+def identify(
+    model: Model,
+    prompts: Sequence[list[int]],
+    tokens: int = 96,
+    ctx: int = 512,
+    threads: int = 0,
+    precision: Precision = "base",
+    places: int = 8,
+    length: int = 4,
+) -> dict[str, Any]:
+    """How well the score of a drafted token tells whether it is accepted, on drafts that are all verified.
+
+    Every second prompt sets the threshold (and the weights), the others are judged. ``accuracy``, where
+    right and wrong ones weigh the same, and ``auc``, of the chance by which the engine ranks;
+    ``reliability``: bins of it; ``signals``: AUC of each signal, and of both by fitted ``weights``, for
+    tokens behind accepted ones; ``us_per_step``: time of ranking and choosing in steps of ``places``
+    sequences under the scheduler.
+    Raises UsageError if there are too few examples.
+    """
+    fitting = [ids for ids in prompts if len(ids) + tokens <= ctx]
+    found: list[Example] = []
+    tally = Tally()
+    with TemporaryDirectory() as costs:
+        for method in (Method("auto", length), METHODS["auto"]):
+            with open_engine(model, method, places, ctx, threads, precision, Path(costs)) as engine:
+                if method.length:
+                    run(engine, fitting, places, tokens, seen=lambda i, d: found.extend(examples(i, d)))
+                else:
+                    run(engine, fitting, places, tokens, tally)
+    return judge(found) | {"us_per_step": tally.report()["us_per_step"]}
+
+
+def judge(found: Sequence[Example]) -> dict[str, Any]:
+    """What ``identify`` makes of its examples."""
+    train = np.array([e.prompt % 2 == 0 for e in found], bool)
+    reached = np.array([e.reached for e in found], bool)
+    right = np.array([e.accepted for e in found], bool)
+    for part in (train & reached, ~train & reached):
+        if min((right & part).sum(), (~right & part).sum()) < _FEWEST:
+            raise UsageError(f"{len(found)} drafts are too few to judge by: more prompts, or more tokens")
+    chance = np.array([e.chance for e in found])
+    signals = np.array([e.signals for e in found])
+    weights = fit(signals[train & reached], right[train & reached])
+    held_out = ~train & reached
+    scores = {"confidence": signals[:, 0], "history": signals[:, 1], "fitted": signals @ weights[:2]}
+    return {
+        "accuracy": balanced_accuracy(
+            chance[~train], right[~train], best_threshold(chance[train], right[train])
+        ),
+        "auc": auc(chance[~train], right[~train]),
+        "examples": int((~train).sum()),
+        "reliability": reliability(chance[~train], right[~train]),
+        "signals": {name: auc(score[held_out], right[held_out]) for name, score in scores.items()},
+        "weights": dict(zip(("alpha", "gamma", "bias"), weights.tolist(), strict=True)) | {"beta": 0.0},
+    }
+
+
+def reliability(chance: Floats, right: NDArray[np.bool_], bins: int = 10) -> list[dict[str, float]]:
+    """Drafts by chance, in ``bins`` equal ranges: mean ``chance``, share ``accepted``, ``count``; empty ones
+    are left out."""
+    ranges = np.minimum((chance * bins).astype(int), bins - 1)
+    return [
+        {
+            "chance": float(chance[inside].mean()),
+            "accepted": float(right[inside].mean()),
+            "count": int(inside.sum()),
+        }
+        for inside in (ranges == i for i in range(bins))
+        if inside.any()
+    ]
