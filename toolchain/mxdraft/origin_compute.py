@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mxdraft import logistic
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
@@ -224,36 +225,6 @@ def log_odds(probability: Floats) -> Floats:
     return np.log(x / (1 - x))
 
 
-def fit(features: Floats, right: NDArray[np.bool_]) -> Floats:
-    """Logistic regression by Newton's method, [features + 1] weights, the last one the bias."""
-    x = np.column_stack([features, np.ones(len(features))])
-    weights = np.zeros(x.shape[1])
-    for _ in range(30):
-        p = 1 / (1 + np.exp(-(x @ weights)))
-        curvature = x.T @ (x * (p * (1 - p))[:, None]) + 1e-3 * np.eye(x.shape[1])
-        weights += np.linalg.solve(curvature, x.T @ (right - p) - 1e-3 * weights)
-    return weights
-
-
-def auc(score: Floats, right: NDArray[np.bool_]) -> float:
-    """Probability that a right one scores above a wrong one; equal scores count half."""
-    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
-    rank = np.cumsum(counts) - (counts - 1) / 2
-    positive = int(right.sum())
-    above = rank[place][right].sum() - positive * (positive + 1) / 2
-    return float(above / (positive * (len(score) - positive)))
-
-
-def balanced_accuracy(score: Floats, right: NDArray[np.bool_], threshold: float) -> float:
-    """Accuracy where right and wrong ones weigh the same."""
-    return float(((score >= threshold)[right].mean() + (score < threshold)[~right].mean()) / 2)
-
-
-def best_threshold(score: Floats, right: NDArray[np.bool_]) -> float:
-    candidates = np.unique(np.quantile(score, np.linspace(0, 1, 201)))
-    return float(max(candidates, key=lambda t: balanced_accuracy(score, right, t)))
-
-
 class Example(NamedTuple):
     """A verified draft: its signals as log-odds (confidence, history), and the engine's chance for it and
     all above it."""
@@ -287,7 +258,7 @@ def identify(
 
     Every second prompt sets the threshold (and the weights), the others are judged. ``accuracy``, where
     right and wrong ones weigh the same, and ``auc``, of the chance by which the engine ranks;
-    ``reliability``: bins of it; ``signals``: AUC of each signal, and of both by fitted ``weights``, for
+    ``reliability``: bins of it (mean chance, share accepted, count); ``signals``: AUC of each signal, and of both by fitted ``weights``, for
     tokens behind accepted ones; ``us_per_step``: time of ranking and choosing in steps of ``places``
     sequences under the scheduler.
     Raises UsageError if there are too few examples.
@@ -315,31 +286,15 @@ def judge(found: Sequence[Example]) -> dict[str, Any]:
             raise UsageError(f"{len(found)} drafts are too few to judge by: more prompts, or more tokens")
     chance = np.array([e.chance for e in found])
     signals = np.array([e.signals for e in found])
-    weights = fit(signals[train & reached], right[train & reached])
+    weights = logistic.fit(signals[train & reached], right[train & reached])
     held_out = ~train & reached
     scores = {"confidence": signals[:, 0], "history": signals[:, 1], "fitted": signals @ weights[:2]}
+    threshold = logistic.best_threshold(chance[train], right[train])
     return {
-        "accuracy": balanced_accuracy(
-            chance[~train], right[~train], best_threshold(chance[train], right[train])
-        ),
-        "auc": auc(chance[~train], right[~train]),
+        "accuracy": logistic.balanced_accuracy(chance[~train] > threshold, right[~train]),
+        "auc": logistic.auc(chance[~train], right[~train]),
         "examples": int((~train).sum()),
-        "reliability": reliability(chance[~train], right[~train]),
-        "signals": {name: auc(score[held_out], right[held_out]) for name, score in scores.items()},
+        "reliability": logistic.reliability(chance[~train], right[~train]),
+        "signals": {name: logistic.auc(score[held_out], right[held_out]) for name, score in scores.items()},
         "weights": dict(zip(("alpha", "gamma", "bias"), weights.tolist(), strict=True)) | {"beta": 0.0},
     }
-
-
-def reliability(chance: Floats, right: NDArray[np.bool_], bins: int = 10) -> list[dict[str, float]]:
-    """Drafts by chance, in ``bins`` equal ranges: mean ``chance``, share ``accepted``, ``count``; empty ones
-    are left out."""
-    ranges = np.minimum((chance * bins).astype(int), bins - 1)
-    return [
-        {
-            "chance": float(chance[inside].mean()),
-            "accepted": float(right[inside].mean()),
-            "count": int(inside.sum()),
-        }
-        for inside in (ranges == i for i in range(bins))
-        if inside.any()
-    ]

@@ -98,15 +98,3 @@ def plot_origin(results: Mapping[str, Any], path: Path) -> None:
     axes.legend(fontsize="small")
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
-
-
-def plot_reliability(bins: Sequence[Mapping[str, float]], path: Path) -> None:
-    """The reliability diagram of drafted tokens, as ``judge`` of mxdraft.origin_compute bins them."""
-    figure = Figure(figsize=(5, 4.5), layout="constrained")
-    diagram = figure.subplots()
-    diagram.plot([0, 1], [0, 1], "k:", linewidth=1)
-    points = [(b["chance"], b["accepted"]) for b in bins if b["count"] >= _FEWEST]
-    diagram.plot(*zip(*points, strict=True), "o-")
-    diagram.set(xlabel="estimated chance of a drafted token", ylabel="share accepted")
-    with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
