@@ -382,7 +382,7 @@ def test_cache_that_cannot_be_is_no_error(drafting: Path) -> None:
         ([], "no command"),
         (["frobnicate"], "unknown command 'frobnicate'"),
         (["generate", "-p", "x"], "-m is required"),
-        (["generate", "-m", "x", "--kv", "int8"], "unknown option '--kv'"),
+        (["generate", "-m", "x", "--lora", "y"], "unknown option '--lora'"),
         (["generate", "-m", "x", "-z"], "unknown option '-z'"),
         (["generate", "-m", "x", "-n"], "option '-n' requires an argument"),
         (["generate", "-m", "x", "--raw=1"], "option '--raw' does not take a value"),

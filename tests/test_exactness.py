@@ -3,6 +3,7 @@ count, batch and prefill chunk. Also what a bundle may cost in memory, and that 
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from mxdraft.errors import BundleError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.schedule import Schedule
 from mxdraft.targets import REPOSITORY
 
 TIMEOUT_S = 300
@@ -278,6 +280,24 @@ def test_drafts_change_nothing_when_emulated(
             assert line == expected
             accepted += count
     assert accepted > 0  # even where none seems to pay, one is tried behind eight tokens
+
+
+# ---- quantized KV caches ----
+
+
+@pytest.mark.parametrize(("cpu", "kv"), [("cortex-a53", "tiered"), ("cortex-a76", "int8"), ("max", "mxfp4")])
+def test_quantized_caches_when_emulated(
+    host: list[str], aarch64: list[str], drafting_bundle: Path, tmp_path: Path, cpu: str, kv: str
+) -> None:
+    """Also beyond the first changes of tiers, at 64 and 96 tokens, with drafts."""
+    data = drafting_bundle.read_bytes()
+    schedule = dataclasses.replace(Schedule.default(Bundle(data).config.layers), recent=32)
+    bundle = tmp_path / "scheduled.mxb"
+    bundle.write_bytes(tiny.with_schedule(data, schedule))
+    options = ["-p", "The small boat", "-n", "96", "--precision", "base", "-t", "1"]
+    expected, _ = generate(host, bundle, "--kv", kv, "--draft", "off", *options)
+    assert expected != generate(host, bundle, "--draft", "off", *options)[0]
+    assert generate(emulate(aarch64, cpu), bundle, "--kv", kv, "--draft", "auto", *options)[0] == expected
 
 
 # ---- memory ----
