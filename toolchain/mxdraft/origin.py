@@ -3,6 +3,7 @@ calibrate`` do."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft import logistic
+from mxdraft import logistic, origin_compute, origin_memory
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.ngrams import read_documents
 from mxdraft.origin_precision import (
@@ -148,6 +149,59 @@ def evaluate_precision(
     }
 
 
+def evaluate_compute(
+    model: Model, quick: bool, threads: int, progress: Progress
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Places in the verify batch by number of sequences, and how well acceptance is foretold."""
+    prompts = [model.chat([("user", prompt)]) for prompt in PROMPTS]
+    concurrencies, tokens = ((1, 48), 24) if quick else ((1, 8, 48), 96)
+    compute = origin_compute.measure(
+        model, prompts, tokens, 512, threads, concurrencies=concurrencies, rounds=1, progress=progress
+    )
+    progress("drafts judged")
+    found = origin_compute.identify(model, prompts[:16] if quick else prompts, tokens, 512, threads)
+    return compute, found
+
+
+def evaluate_together(
+    model: Model, quick: bool, threads: int, progress: Progress
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Decode tok/s, prompts included, of each resource alone and of all, by number of sequences; ratio to full
+    precision without drafting. The same prompts, in turns."""
+    prompts = [model.chat([("user", prompt)]) for prompt in PROMPTS]
+    core = {"core_fraction": 0.1}
+    chosen: dict[str, dict[str, Any]] = {
+        "full": {"precision": "full", "draft": "off"},
+        "compute": {"precision": "full", "draft": "auto"},
+        "precision": {**core, "draft": "off"},
+        "memory": {"precision": "full", "draft": "off", "kv": "tiered"},
+        "all": {**core, "draft": "auto", "kv": "tiered"},
+    }
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for places in (1, 48) if quick else (1, 8, 48):
+        count, tokens = (max(places, 2), 16) if quick else (max(places, 6), 64)
+        seconds: dict[str, list[float]] = {name: [] for name in chosen}
+        for _ in range(1 if quick else 3):
+            for name, options in chosen.items():
+                with Engine(
+                    model, ctx=512, threads=threads, max_seqs=places, max_rows=max(64, 2 * places), **options
+                ) as engine:
+                    if options["draft"] != "off":
+                        engine.measure_costs()
+                    start = time.perf_counter()
+                    made = origin_compute.run(engine, prompts[:count], places, tokens)
+                    seconds[name].append((time.perf_counter() - start) / sum(map(len, made)))
+        results[str(places)] = {
+            name: {
+                "tok_per_s": 1 / float(np.median(took)),
+                "of_full": float(np.median(np.array(seconds["full"]) / np.array(took))),
+            }
+            for name, took in seconds.items()
+        }
+        progress(f"{places} sequences: all together")
+    return results
+
+
 def evaluate_origin(
     model: Model,
     schedule: Schedule,
@@ -163,12 +217,47 @@ def evaluate_origin(
     """
     if not model.info.has_residual:
         raise RefusedError(f"{model.info.path} has no residual plane: there is no precision to give")
-    if quick:
-        tokens = min(tokens, 1536)
     if text is None:
         progress("text: the model's own answers")
-        documents = own_text(model, PROMPTS[: 6 if quick else 24], 160, threads)
+        documents = own_text(model, PROMPTS[: 8 if quick else 24], 160, threads)
     else:
-        documents = read_text(model, text, tokens)
+        documents = read_text(model, text, min(tokens, 1536) if quick else tokens)
     precision = evaluate_precision(model, documents, schedule, quick, threads, progress)
-    return {"precision": precision, "identification": precision.pop("identification")}
+    flips = precision.pop("identification")
+    compute, acceptance = evaluate_compute(model, quick, threads, progress)
+    together = evaluate_together(model, quick, threads, progress)
+    total = sum(map(len, documents))
+    contexts = [ctx for ctx in ((512,) if quick else (1024, 2048)) if ctx <= total]
+    memory = origin_memory.measure(
+        Path(model.info.path),
+        model.decode(token for document in documents for token in document.tolist()).decode(
+            "utf-8", "replace"
+        ),
+        contexts,
+        windows=1,
+        threads=threads,
+        only=("int8", "tiered", "recency") if quick else (),
+        report=lambda ctx, name, row: progress(f"KV {name} at {ctx}: KL {row['kl']:.4f}"),
+    )
+    tiers = [by_setting["tiered"] for by_setting in memory.values()]
+    many = compute["48"]
+    fixed = max(many[name]["busy_tok_per_s"] for name in many if name.startswith("fixed"))
+    return {
+        "precision": precision,
+        "batch48": {
+            "acceptance": many["auto"]["acceptance"],
+            "of_none": many["auto"]["busy_tok_per_s"] / many["off"]["busy_tok_per_s"],
+            "of_fixed": many["auto"]["busy_tok_per_s"] / fixed,
+        },
+        "memory": {
+            "tiered_bits_per_value": tiers[-1]["bits_per_value"] if tiers else None,
+            "tiered_kl": tiers[-1]["kl"] if tiers else None,
+            "contexts": memory,
+        },
+        "identification": {
+            **{key: acceptance[key] for key in ("accuracy", "auc", "us_per_step", "reliability", "examples")},
+            "flips": flips,
+        },
+        "compute": compute,
+        "together": together,
+    }

@@ -75,7 +75,7 @@ class Tally:
         self.steps += stats["steps"]
         self.schedule_s += stats["schedule_s"]
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> dict[str, Any]:
         if not self.latencies or not self.steps:
             raise UsageError("no step had all places generating: more prompts, or more tokens for each")
         p50, p95 = np.percentile(np.array(self.latencies) * 1e3, (50, 95))
@@ -84,7 +84,7 @@ class Tally:
             "busy_tok_per_s": len(self.latencies) / self.busy_seconds,
             "tokens_per_step": len(self.latencies) / self.sequence_steps,
             "drafted_per_step": self.drafted / self.sequence_steps,
-            "acceptance": self.accepted / self.drafted if self.drafted else float("nan"),
+            "acceptance": self.accepted / self.drafted if self.drafted else None,
             "mean_ms": float(np.mean(self.latencies)) * 1e3,
             "p50_ms": float(p50),
             "p95_ms": float(p95),

@@ -306,11 +306,34 @@ def _origin_lines(results: dict[str, Any]) -> Iterator[str]:
             f"{name:<20}{s['tok_per_s']:>8.1f}{s['of_full']:>9.2f}{s['tokens_per_step']:>10.2f}{s['core']:>7.1%}"
             f"{s['bytes_per_token'] / 1e6:>10.1f}"
         )
-    found = results["identification"]
+    flips, drafts = results["identification"]["flips"], results["identification"]
     yield (
-        f"flips predicted: balanced accuracy {found['accuracy']:.1%}, AUC {found['auc']:.3f} "
-        f"(margin alone {found['auc_margin']:.3f}), {found['flips']:.1%} of {found['rows']} rows flip"
+        f"flips foretold: balanced accuracy {flips['accuracy']:.1%}, AUC {flips['auc']:.3f} "
+        f"(margin alone {flips['auc_margin']:.3f}); {flips['flips']:.1%} of {flips['rows']} rows flip"
     )
+    yield (
+        f"acceptance foretold: balanced accuracy {drafts['accuracy']:.1%}, AUC {drafts['auc']:.3f}, "
+        f"{drafts['us_per_step']:.0f} us a step"
+    )
+    yield f"{'sequences':<10}{'drafts':<10}{'accepted':>9}{'tok/step':>9}{'tok/s':>8}{'p50 ms':>8}{'p95 ms':>8}"
+    for places, methods in results["compute"].items():
+        for name, m in methods.items():
+            accepted = "" if m["acceptance"] is None else f"{m['acceptance']:.1%}"
+            yield (
+                f"{places:<10}{name:<10}{accepted:>9}{m['tokens_per_step']:>9.2f}{m['busy_tok_per_s']:>8.1f}"
+                f"{m['p50_ms']:>8.1f}{m['p95_ms']:>8.1f}"
+            )
+    yield f"{'sequences':<10}{'core':<12}{'tok/s':>8}{'of full':>9}"
+    for places, resources in results["together"].items():
+        for name, r in resources.items():
+            yield f"{places:<10}{name:<12}{r['tok_per_s']:>8.1f}{r['of_full']:>9.2f}"
+    yield f"{'context':<10}{'KV':<12}{'bits':>6}{'KL':>9}{'agreement':>11}{'tok/s':>8}"
+    for ctx, caches in results["memory"]["contexts"].items():
+        for name, k in caches.items():
+            yield (
+                f"{ctx:<10}{name:<12}{k['bits_per_value']:>6.2f}{k['kl']:>9.4f}{k['agreement']:>11.1%}"
+                f"{k['tok_per_s']:>8.1f}"
+            )
 
 
 def _named(drafter: str) -> tuple[str, Path]:
