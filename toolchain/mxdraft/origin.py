@@ -166,8 +166,8 @@ def evaluate_compute(
 def evaluate_together(
     model: Model, quick: bool, threads: int, progress: Progress
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Decode tok/s, prompts included, of each resource alone and of all, by number of sequences; ratio to full
-    precision without drafting. The same prompts, in turns."""
+    """Decode tok/s, prompts included, of each resource alone and of all, by number of sequences; ratio to
+    full precision without drafting. The same prompts, in turns."""
     prompts = [model.chat([("user", prompt)]) for prompt in PROMPTS]
     core = {"core_fraction": 0.1}
     chosen: dict[str, dict[str, Any]] = {

@@ -258,9 +258,9 @@ def identify(
 
     Every second prompt sets the threshold (and the weights), the others are judged. ``accuracy``, where
     right and wrong ones weigh the same, and ``auc``, of the chance by which the engine ranks;
-    ``reliability``: bins of it (mean chance, share accepted, count); ``signals``: AUC of each signal, and of both by fitted ``weights``, for
-    tokens behind accepted ones; ``us_per_step``: time of ranking and choosing in steps of ``places``
-    sequences under the scheduler.
+    ``reliability``: bins of it (mean chance, share accepted, count); ``signals``: AUC of each signal, and of
+    both by fitted ``weights``, for tokens behind accepted ones; ``us_per_step``: time of ranking and
+    choosing in steps of ``places`` sequences under the scheduler.
     Raises UsageError if there are too few examples.
     """
     fitting = [ids for ids in prompts if len(ids) + tokens <= ctx]

@@ -315,7 +315,7 @@ def _origin_lines(results: dict[str, Any]) -> Iterator[str]:
         f"acceptance foretold: balanced accuracy {drafts['accuracy']:.1%}, AUC {drafts['auc']:.3f}, "
         f"{drafts['us_per_step']:.0f} us a step"
     )
-    yield f"{'sequences':<10}{'drafts':<10}{'accepted':>9}{'tok/step':>9}{'tok/s':>8}{'p50 ms':>8}{'p95 ms':>8}"
+    yield "sequences drafts     accepted tok/step   tok/s  p50 ms  p95 ms"
     for places, methods in results["compute"].items():
         for name, m in methods.items():
             accepted = "" if m["acceptance"] is None else f"{m['acceptance']:.1%}"
