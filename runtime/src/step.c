@@ -204,8 +204,8 @@ static void divide(pass *t, mxd_seq *const *seqs, size_t n) {
         mxd_kv_settle(s);
         size_t from = g->mixes && t->full ? s->full_done : s->done;
         size_t pending = s->token_count - from, more = pending - 1 < left ? pending - 1 : left;
-        size_t most = s->done - from + mxd_kv_room(s) - 1; /* the tiers stay as they are */
-        if (more > most) more = most;
+        size_t again = s->done - from; /* the tiers stay as they are */
+        if (more > again && more - again > mxd_kv_room(s) - 1) more = again + mxd_kv_room(s) - 1;
         left -= more;
         t->rows += 1 + more;
         t->parts[t->count++] = (part){.seq = s,
@@ -529,7 +529,8 @@ static mxd_status force(mxd_seq *s, const uint32_t *ids, size_t n, float *logits
     size_t from = g->mixes && full ? s->full_done : s->done; /* one new row then, the last */
     size_t rows = g->mixes && full ? s->done + 1 - from : n;
     if (rows > chunk) rows = chunk;
-    if (rows > s->done - from + mxd_kv_room(s)) rows = s->done - from + mxd_kv_room(s);
+    size_t again = s->done - from;
+    if (rows > again && rows - again > mxd_kv_room(s)) rows = again + mxd_kv_room(s);
     if (!full && rows > mxd_base_room(s)) rows = mxd_base_room(s);
     g->row_count = g->side_used = 0;
     for (size_t k = 0; k < rows; k++) {
