@@ -37,7 +37,7 @@ mxd_token_record mxd_inspect(const mxd_engine *g, const mxd_seq *s, const mxd_ou
                               .attention = signals.attention,
                               .history = signals.history,
                               .score = mxd_score(&g->model->schedule.precision, signals),
-                              .threshold = s->core_threshold,
+                              .threshold = g->mixes ? s->core_threshold : 0,
                               .look = g->pass ? MXD_LOOK_ALL : MXD_LOOK_NONE};
 }
 

@@ -1,5 +1,6 @@
 #include "schedule.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -78,8 +79,8 @@ mxd_status mxd_schedule_init(mxd_schedule *out, const uint8_t *p, size_t len, ui
 }
 
 float mxd_schedule_threshold(const mxd_schedule *s, float core_fraction) {
-    if (core_fraction <= 0) return INFINITY;
-    if (core_fraction >= 1) return -INFINITY;
+    if (core_fraction <= 0) return FLT_MAX;
+    if (core_fraction >= 1) return -FLT_MAX;
     int i = 0;
     while (i < MXD_THRESHOLDS && MXD_FRACTION[i] < core_fraction) i++;
     if (i == 0) return s->threshold[0];

@@ -17,6 +17,7 @@ from mxdraft.errors import BundleError, RefusedError
 # Fractions of rows that the thresholds are of.
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 KV_BLOCK = 32
+_MOST = float.fromhex("0x1.fffffep127")  # the largest f32
 _LAYOUT = struct.Struct("<12f f3I fI 8f")
 MAX_CATCH_UP = 32
 _MAX_RECENT = 4096
@@ -91,7 +92,7 @@ class Schedule:
     def threshold(self, core_fraction: float) -> float:
         """Score of *precision* that this fraction of rows exceeds: ``mxd_schedule_threshold``."""
         if not 0 < core_fraction < 1:
-            return -math.inf if core_fraction >= 1 else math.inf
+            return -_MOST if core_fraction >= 1 else _MOST
         for i, fraction in enumerate(FRACTIONS):
             if fraction >= core_fraction:
                 before, low = (FRACTIONS[i - 1], self.thresholds[i - 1]) if i else (0.0, self.thresholds[0])

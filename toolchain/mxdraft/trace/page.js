@@ -13,13 +13,17 @@ function score(settings, token) {
 
 // The scores, and which tokens would be core, due, or stay at base precision: what precision.c does.
 function decide(tokens, settings) {
+  const f = Math.fround;
   const scores = tokens.map((token) => score(settings, token));
   let pending = 0;
+  let threshold = settings.threshold; // follows the text if a fraction is to be kept
   const looks = scores.map((value, i) => {
     let look = "none";
     if (i === 0) look = "all"; // it comes from the prompt's pass
     else if (pending + 1 >= settings.catch_up) look = "due";
-    else if (value > settings.threshold) look = "core";
+    else if (value > threshold) look = "core";
+    if (settings.core_fraction !== undefined && (look === "core" || look === "none"))
+      threshold = f(threshold + f(f(0.1) * f((look === "core") - f(settings.core_fraction))));
     pending = look === "none" ? pending + 1 : 0;
     return look;
   });
@@ -106,7 +110,8 @@ function recordedSettings(run) {
   const settings = { ...run.schedule.precision, catch_up: run.schedule.catch_up };
   const scores = run.tokens.map((token) => score(settings, token));
   const fifth = scores.length ? exceededBy(askedScores(run.tokens, scores), 0.2) : 0;
-  return { ...settings, threshold: run.threshold ?? fifth };
+  if (run.threshold === null) return { ...settings, threshold: fifth };
+  return { ...settings, threshold: run.tokens[0]?.threshold ?? run.threshold, core_fraction: run.schedule.core_fraction };
 }
 
 // ---- the page ----
@@ -134,6 +139,7 @@ function start() {
       if (!Number.isFinite(value) || !control.validity.valid) return;
       const scores = askedScores(run.tokens, decided.scores);
       if (name === "fraction") settings.threshold = exceededBy(scores, value);
+      if (name === "fraction" || name === "threshold") delete settings.core_fraction; // as it stands, throughout
       else settings[name] = value;
       update(control);
     });

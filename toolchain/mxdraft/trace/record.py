@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -81,7 +80,7 @@ class Recorder:
             ctx=plan.ctx,
             kernels=self._before["kernels"],
             schedule=used.table(),
-            threshold=threshold if plan.precision == "auto" and math.isfinite(threshold) else None,
+            threshold=threshold if plan.precision == "auto" else None,
             weight_bytes={"base": base, "full": full},
             prompt={"tokens": len(self._sequence.tokens)} | _text(model, self._sequence.tokens),
         )

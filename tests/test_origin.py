@@ -1,0 +1,151 @@
+"""calibrate and evaluate origin on fixture T: numbers are what they are called, and a schedule comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from mxdraft import origin
+from mxdraft.bundle import Bundle
+from mxdraft.cli import cli
+from mxdraft.errors import RefusedError
+from mxdraft.export import export_model
+from mxdraft.origin_compute import run
+from mxdraft.origin_precision import measure_rules, record_trace
+from mxdraft.pack import pack
+from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.schedule import Schedule
+
+DOCUMENTS = [np.arange(i, i + 40) * 7 % 497 + 3 for i in range(0, 180, 30)]
+
+
+@pytest.fixture(scope="module")
+def long_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fixture T with room for the measurements' contexts."""
+    folder = tmp_path_factory.mktemp("origin")
+    export_model(tiny.checkpoint(max_positions=1024), folder)
+    pack(folder, folder / "t.mxb")
+    return folder / "t.mxb"
+
+
+@pytest.fixture
+def model(long_bundle: Path) -> Iterator[Model]:
+    with Model(long_bundle) as opened:
+        yield opened
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_a_trace_is_of_the_rows_that_base_precision_computed(model: Model) -> None:
+    trace = record_trace(model, DOCUMENTS, 1, quiet)
+    assert trace.signals.shape == (len(trace.flip), 3)
+    assert 100 < len(trace.flip) <= sum(map(len, DOCUMENTS))
+    assert ((trace.signals >= 0) & (trace.signals <= 1)).all()
+    assert (trace.signals.std(axis=0) > 0).all()  # attention and history tell something, too
+    assert trace.signals[:, 0] == pytest.approx(np.exp(-trace.margin), rel=1e-5)
+    assert 0.05 < trace.flip.mean() < 0.95
+
+
+def test_rules_are_what_they_are_called(model: Model) -> None:
+    schedule = Schedule.default(4)
+    trace = record_trace(model, DOCUMENTS, 1, quiet)
+    settings: list[Any] = [
+        ("calibrated", 0.0, 4),
+        ("calibrated", 0.1, 4),
+        ("calibrated", 1.0, 4),
+        ("random", 0.2, 4),
+        ("oracle", 1.0, 4),
+        ("margin", 0.2, 4),
+    ]
+    found = measure_rules(model, DOCUMENTS, settings, schedule, trace, 1, quiet)
+    never, some, all_core, chance, oracle, margin = found["rules"]
+    assert never["core"] == 0
+    assert never["due"] == pytest.approx(0.25, abs=0.01)
+    assert (all_core["agreement"], all_core["repaired"]) == (1, 1)
+    assert all_core["kl"] == pytest.approx(0, abs=1e-5)
+    assert 0.02 < some["core"] < 0.2
+    for rule in (chance, margin):
+        assert 0.08 < rule["core"] < 0.32
+    assert oracle["agreement"] > max(chance["agreement"], never["agreement"])
+    base = found["base"]
+    for rule in found["rules"]:
+        assert rule["repaired"] == pytest.approx(1 - (1 - rule["agreement"]) / (1 - base["agreement"]))
+        read = (1 - rule["due"]) * base["bytes_of_full"] + rule["core"] + rule["due"]
+        assert rule["bytes_of_full"] == pytest.approx(read)
+
+
+def test_bytes_of_a_token_are_those_that_the_runtime_counts(model: Model) -> None:
+    from mxdraft.origin_precision import weight_bytes
+
+    base, full = weight_bytes(model)
+    for precision, expected in (("base", base), ("full", full)):
+        with (
+            Engine(model, ctx=64, threads=1, precision=precision, draft="off") as engine,  # type: ignore[arg-type]
+            Sequence(engine, max_tokens=11, ignore_eos=True) as sequence,
+        ):
+            for _ in sequence.generate([5]):
+                pass
+            assert sequence.stats["bytes_read"] / 10 == pytest.approx(expected, rel=0.05)  # and the KV cache
+
+
+def test_calibrate_writes_a_schedule_that_packs(
+    long_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(tiny.CORPUS * 2, encoding="utf-8")
+    out, plot = tmp_path / "schedule.toml", tmp_path / "fit.png"
+    asked = ["-m", str(long_bundle), "--text", str(text), "--tokens", "2048", "-t", "1"]
+    cli.main(["calibrate", *asked, "-o", str(out), "--plot", str(plot)], standalone_mode=False)
+    assert "AUC" in capfd.readouterr().out
+    schedule = Schedule.read(out, 4)
+    assert schedule.precision.alpha != 1
+    assert schedule.memory == Schedule.default(4).memory  # only precision is fitted
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    pack(long_bundle.parent, tmp_path / "scheduled.mxb", schedule=out)
+    assert Bundle.open(tmp_path / "scheduled.mxb").schedule.pack() == schedule.pack()
+    # The thresholds are those that so many of the rows exceed.
+    with Model(long_bundle) as model:
+        documents = origin.read_text(model, text, 2048)
+        fitted = [document for i, document in enumerate(documents) if i % 3 != 2]
+        trace = record_trace(model, fitted, 1, quiet)
+    above = origin.score(schedule.precision, trace) > schedule.thresholds[4]
+    assert above.mean() == pytest.approx(0.2, abs=0.02)
+
+
+def test_too_little_text_is_refused(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("", encoding="utf-8")
+    with pytest.raises(RefusedError, match="no text"):
+        origin.read_text(model, tmp_path / "empty.txt", 100)
+    with pytest.raises(RefusedError, match="too little text"):
+        origin.calibrate(model, DOCUMENTS[:2], Schedule.default(4), 1, quiet)
+
+
+def test_evaluate_origin_reports_every_resource(
+    long_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(origin, "PROMPTS", [f"{i} boats" for i in range(48)])
+    with Model(long_bundle) as model, Engine(model, 512, 1, "base", max_seqs=48) as engine:
+        asked_for = [model.chat([("user", prompt)]) for prompt in origin.PROMPTS]
+        said = [ids + made for ids, made in zip(asked_for, run(engine, asked_for, 48, 24), strict=True)]
+    known = tmp_path / "known.mxb"  # a table that often knows what comes
+    known.write_bytes(tiny.with_ngrams(long_bundle.read_bytes(), [ids for ids in said for _ in range(2)]))
+    out, plot = tmp_path / "origin.json", tmp_path / "origin.png"
+    asked = ["-m", str(known), "--quick", "-t", "1", "--json", str(out), "--plot", str(plot)]
+    cli.main(["evaluate", "origin", *asked], standalone_mode=False)
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert -1 <= found["precision"]["repaired_at_20pct"] <= 1
+    assert set(found["batch48"]) == {"acceptance", "of_none", "of_fixed"}
+    assert 4 < found["memory"]["tiered_bits_per_value"] < 8.3
+    assert 0 <= found["identification"]["accuracy"] <= 1
+    assert 0 < found["identification"]["us_per_step"] < 1e6
+    assert set(found["together"]) == set(found["compute"]) == {"1", "48"}
+    assert set(found["together"]["1"]) == {"full", "compute", "precision", "memory", "all"}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "repaired" in capfd.readouterr().out
