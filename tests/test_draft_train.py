@@ -34,11 +34,11 @@ from mxdraft.qat.draft_train import (  # noqa: E402
     train_drafter,
 )
 from mxdraft.qat.drafter import restored  # noqa: E402
-from mxdraft.qat.features import base_target  # noqa: E402
+from mxdraft.qat.features import bundle_target  # noqa: E402
 from mxdraft.qat.recipe import DraftRecipe, read_recipe  # noqa: E402
 
 RECIPE = DraftRecipe(
-    architecture="fused", texts=["text.npz"], share=1.0, held_out=4, feature_layers=[1, 2, 4], vocab=64,
+    architecture="fused", target="base", target_lr=0.0, draft_weight=0.0, texts=["text.npz"], share=1.0, held_out=4, feature_layers=[1, 2, 4], vocab=64,
     ridge=8, unroll_at=[0, 2, 4], unroll_decay=0.8, batch=256, quantize_at=5, quantized_lr=1e-3,
     weight_decay=0.01, compute="f32", steps=8, lr=1e-4, norm_lr=1e-4, warmup=1, cooldown=3, beta1=0.9,
     beta2=0.98, gradient_clip=1.0, latent_clip=8.0, seed=0, log_every=1, evaluate_every=4,
@@ -66,19 +66,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(folder: Path):
-    return base_target(Bundle.open(folder / "t.mxb"))
+    return bundle_target(Bundle.open(folder / "t.mxb"), "base")
 
 
 def weights(trainer: DraftTrainer) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().copy() for name, p in trainer.model.named_parameters()}
 
 
-def test_the_target_in_torch_is_the_exported_graph(folder: Path, target) -> None:
+@pytest.mark.parametrize(("precision", "bound"), [("base", 0.03), ("full", 0.001)])
+def test_the_target_in_torch_is_the_exported_graph(folder: Path, precision: str, bound: float) -> None:
+    target = bundle_target(Bundle.open(folder / "t.mxb"), precision)
     ids = list(range(5, 45))
-    wanted = OnnxRunner(folder / "model.base.onnx", fold=True).logits(ids)
+    wanted = OnnxRunner(folder / f"model.{precision}.onnx", fold=True).logits(ids)
     got = target(torch.tensor([ids]))[0] @ target.head.T
     # int8 activations may fall to the next step where the sums differ in their last bits.
-    assert np.abs(got.numpy() - wanted).max() < 0.03 * np.abs(wanted).max()
+    assert np.abs(got.numpy() - wanted).max() < bound * np.abs(wanted).max()
     assert (got.numpy().argmax(-1) == wanted.argmax(-1)).mean() > 0.9
 
 
@@ -132,7 +134,7 @@ def train_as_process(rank: int, recipe: DraftRecipe, directory: Path, folder: Pa
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{directory / 'meet'}", rank=rank, world_size=2
     )
-    target = base_target(Bundle.open(folder / "t.mxb"))
+    target = bundle_target(Bundle.open(folder / "t.mxb"), "base")
     DraftTrainer(recipe, folder, target, directory).run()
     torch.distributed.destroy_process_group()
 
@@ -244,6 +246,22 @@ def test_a_recipe_becomes_a_drafter(folder: Path, target, trained: DraftTrainer,
     recipe.write_text("\n".join(lines).replace('"fused"', '"block"'), encoding="utf-8")
     with pytest.raises(UsageError, match="the runtime has no drafter 'block'"):
         train_drafter(recipe, folder / "t.mxb", tmp_path, tmp_path / "d.npz", lambda *_: None)
+
+
+def test_a_drafter_may_learn_from_full_precision(folder: Path, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, target="full", share=0.5)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(recipe).items()]
+    (folder / "full.toml").write_text("\n".join(lines), encoding="utf-8")
+    told = []
+    train_drafter(
+        folder / "full.toml", folder / "t.mxb", tmp_path, tmp_path / "d.npz", lambda *pair: told.append(pair)
+    )
+    assert told[-1] == (14 * 28, 14 * 28)  # half of 20 documents and the 4 held out: no more is computed
+    full = bundle_target(Bundle.open(folder / "t.mxb"), "full")
+    document = Corpus.load(folder / "text.npz").documents[0].tokens.astype(np.int64)
+    (wanted,) = full.residuals(torch.from_numpy(document)[None], [4])
+    streams = np.load(tmp_path / "text.full.npy")[:28, 2]
+    np.testing.assert_allclose(streams, wanted[0].numpy(), rtol=1e-3, atol=1e-3)
 
 
 def test_extra_rows_are_the_tokens_seen_so_far() -> None:

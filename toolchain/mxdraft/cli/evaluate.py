@@ -213,7 +213,7 @@ def acceptance(
     from mxdraft.drafter import draft_cost, load_drafter
     from mxdraft.qat.draft_table import draft_tables, rollout_features
     from mxdraft.qat.drafter import restored
-    from mxdraft.qat.features import base_target
+    from mxdraft.qat.features import bundle_target
 
     named = dict(_named(drafter) for drafter in drafters)
     asked = read_prompts(prompts, per_task)
@@ -226,7 +226,7 @@ def acceptance(
     with Model(bundle) as model:
         rollouts = write_rollouts(model, asked, kept, temperature, tokens, progress=tell)
     opened = Bundle.open(Path(bundle))
-    target = base_target(opened)
+    target = bundle_target(opened, "base")
     results, calibrations = {}, {}
     for name, path in named.items():
         drafter = load_drafter(path, target.config)

@@ -21,7 +21,7 @@ from mxdraft.errors import UsageError
 from mxdraft.qat.data import epoch_order
 from mxdraft.qat.drafter import Block, Drafter, Fused, draft_vocabulary
 from mxdraft.qat.fakequant import MXLinear
-from mxdraft.qat.features import Features, base_target, batches
+from mxdraft.qat.features import Features, batches, bundle_target
 from mxdraft.qat.model import Llama
 from mxdraft.qat.recipe import DraftRecipe, read_recipe
 from mxdraft.qat.run import Run
@@ -32,13 +32,13 @@ _ARCHITECTURES = {"fused": Fused, "block": Block}
 def train_drafter(
     recipe: Path, bundle: Path, directory: Path, output: Path, progress: Callable[[int, int], None]
 ) -> None:
-    """Train by the file ``recipe`` for the base precision of ``bundle``, from where ``directory`` stands, and
+    """Train by the file ``recipe`` for a precision of ``bundle``, from where ``directory`` stands, and
     write the drafter. ``progress``: of the target's features, tokens done and in all."""
     settings = read_recipe(recipe, DraftRecipe)
     if settings.architecture != "fused":
         raise UsageError(f"recipe {recipe}: the runtime has no drafter '{settings.architecture}'")
     opened = Bundle.open(bundle)
-    trainer = DraftTrainer(settings, recipe.parent, base_target(opened), directory, progress)
+    trainer = DraftTrainer(settings, recipe.parent, bundle_target(opened, settings.target), directory, progress)
     trainer.run()
     if trainer.rank == 0:
         save_drafter(output, trainer.trained(opened.provenance["source_sha256"]))
@@ -253,12 +253,13 @@ class DraftTrainer(Run):
     def _features(
         self, corpora: Sequence[Corpus], progress: Callable[[int, int], None] | None
     ) -> list[Features]:
-        """The target's streams for each corpus; the first process computes what is not on file yet."""
+        """The target's streams for each corpus; the first process computes what is wanted and not on file."""
         if self.rank > 0:
             distributed.barrier()
         found = []
-        total = sum(corpus.tokens for corpus in corpora)
-        done = 0
+        used = np.array(sorted([*self.training, *self.held_out]))
+        total = sum(len(self.documents[number].tokens) for number in used)
+        done = first = 0
 
         def tell(tokens: int) -> None:
             nonlocal done
@@ -268,10 +269,11 @@ class DraftTrainer(Run):
 
         for name, corpus in zip(self.recipe.texts, corpora, strict=True):
             documents = [corpus.documents[number].tokens for number in sorted(corpus.documents)]
-            cache = self.directory / f"{Path(name).stem}.npy"
+            cache = self.directory / f"{Path(name).stem}.{self.recipe.target}.npy"
             features = Features(self.target, self.recipe.feature_layers, documents, cache)
-            features.compute(tell)
+            features.compute(tell, (used - first).tolist())
             found.append(features)
+            first += len(documents)
         if self.rank == 0 and self.processes > 1:
             distributed.barrier()
         return found

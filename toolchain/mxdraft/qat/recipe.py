@@ -65,6 +65,9 @@ class DraftRecipe(Schedule):
     grid units."""
 
     architecture: Literal["fused", "block"]  # the runtime has ``fused`` (drafter.py)
+    target: Literal["base", "full"]  # the precision whose streams are read and whose words are foreseen
+    target_lr: float  # of the target's base plane, in grid units, if it trains along (cotrain.py); 0: frozen
+    draft_weight: float  # of the drafter's loss in the target's, beside its divergence from full precision
     texts: list[str]  # corpora (mxdraft.corpus), relative to the recipe
     share: float  # of the documents that may train, how many do: 1 is all, the first ones are taken
     held_out: int  # documents, the last of each corpus, that never train; they calibrate the confidence
