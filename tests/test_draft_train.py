@@ -38,11 +38,11 @@ from mxdraft.qat.features import bundle_target  # noqa: E402
 from mxdraft.qat.recipe import DraftRecipe, read_recipe  # noqa: E402
 
 RECIPE = DraftRecipe(
-    architecture="fused", target="base", target_lr=0.0, draft_weight=0.0, texts=["text.npz"], share=1.0, held_out=4, feature_layers=[1, 2, 4], vocab=64,
-    ridge=8, unroll_at=[0, 2, 4], unroll_decay=0.8, batch=256, quantize_at=5, quantized_lr=1e-3,
-    weight_decay=0.01, compute="f32", steps=8, lr=1e-4, norm_lr=1e-4, warmup=1, cooldown=3, beta1=0.9,
-    beta2=0.98, gradient_clip=1.0, latent_clip=8.0, seed=0, log_every=1, evaluate_every=4,
-    checkpoint_every=4,
+    architecture="fused", target="base", target_lr=0.0, draft_weight=0.0, texts=["text.npz"], share=1.0,
+    held_out=4, feature_layers=[1, 2, 4], vocab=64, ridge=8, unroll_at=[0, 2, 4], unroll_decay=0.8,
+    batch=256, quantize_at=5, quantized_lr=1e-3, weight_decay=0.01, compute="f32", steps=8, lr=1e-4,
+    norm_lr=1e-4, warmup=1, cooldown=3, beta1=0.9, beta2=0.98, gradient_clip=1.0, latent_clip=8.0, seed=0,
+    log_every=1, evaluate_every=4, checkpoint_every=4,
 )  # fmt: skip
 
 

@@ -38,7 +38,8 @@ def train_drafter(
     if settings.architecture != "fused":
         raise UsageError(f"recipe {recipe}: the runtime has no drafter '{settings.architecture}'")
     opened = Bundle.open(bundle)
-    trainer = DraftTrainer(settings, recipe.parent, bundle_target(opened, settings.target), directory, progress)
+    target = bundle_target(opened, settings.target)
+    trainer = DraftTrainer(settings, recipe.parent, target, directory, progress)
     trainer.run()
     if trainer.rank == 0:
         save_drafter(output, trainer.trained(opened.provenance["source_sha256"]))
