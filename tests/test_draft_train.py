@@ -324,14 +324,20 @@ def test_evaluate_acceptance(
     save_drafter(tmp_path / "drafter.npz", trained.trained("0" * 64))
     options = ["-m", str(folder / "t.mxb"), "--drafter", f"mine={tmp_path / 'drafter.npz'}"]
     options += ["--prompts", str(prompts), "--run", str(tmp_path / "run"), "-n", "12", "--depth", "3"]
+    options += ["--drafter", f"again={tmp_path / 'drafter.npz'}"]
     options += ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
     cli.main(["evaluate", "acceptance", *options], standalone_mode=False)
-    found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["results"]["mine"]
+    written = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    measures = ["alpha_everywhere", "tau 1", "tau 2", "tau 3"]
+    assert written["gains"]["again"]["chat"] == {measure: [0, 0, 0] for measure in measures}
+    found = written["results"]["mine"]
     assert {"all", "chat", "qa"} <= found.keys()
     assert found["all"]["drafter"]["rollouts"] == 6
     assert all(1 <= tau <= 4 for tau in found["all"]["union"]["tau"].values())
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert "mine" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "mine" in out
+    assert "again - mine" in out
 
 
 def test_proposals_are_what_a_chain_would_draft(folder: Path, target, trained: DraftTrainer) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, get_args
 
 import click
 
+from mxdraft.acceptance import Difference
 from mxdraft.cli._options import (
     EngineOptions,
     engine_options,
@@ -206,11 +207,12 @@ def acceptance(
 ) -> None:
     """Draft tokens that base precision accepts, of drafters, of lookup and of both, by task.
 
+    Of several drafters each is also compared with the first, answer by answer (95 % intervals).
     The runtime writes the answers; drafting is then replayed in torch (needs mxdraft[train]).
     """
     import torch
 
-    from mxdraft.acceptance import read_prompts, reliability, report, write_rollouts
+    from mxdraft.acceptance import differences, read_prompts, reliability, report, write_rollouts
     from mxdraft.bundle import Bundle
     from mxdraft.drafter import draft_cost, load_drafter
     from mxdraft.qat.draft_table import draft_tables, rollout_features
@@ -229,7 +231,7 @@ def acceptance(
         rollouts = write_rollouts(model, asked, kept, temperature, tokens, progress=tell)
     opened = Bundle.open(Path(bundle))
     target = bundle_target(opened, "base")
-    results, calibrations = {}, {}
+    results, calibrations, gains, reference = {}, {}, {}, None
     for name, path in named.items():
         drafter = load_drafter(path, target.config)
         layers = "-".join(map(str, drafter.feature_layers))
@@ -242,12 +244,16 @@ def acceptance(
         calibrations[name] = reliability(rollouts, tables)
         results[name] = report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
         _emit_acceptance(name, results[name])
+        if reference is None:
+            reference = tables
+        else:
+            gains[name] = differences(rollouts, tables, reference, range(1, depth + 1))
+            _emit_gains(name, next(iter(named)), gains[name])
     if json_path:
         facts = {"temperature": temperature, "tokens": tokens, "bundle": bundle, "prompts": len(rollouts)}
+        found = {"results": results, "gains": gains, "reliability": calibrations, **facts}
         with replacing(json_path) as file:
-            file.write(
-                json.dumps({"results": results, "reliability": calibrations, **facts}, indent=1).encode()
-            )
+            file.write(json.dumps(found, indent=1).encode())
     if plot_path:
         from mxdraft.plot import plot_acceptance
 
@@ -326,3 +332,12 @@ def _emit_acceptance(drafter: str, by_group: dict[str, dict[str, dict[str, Any]]
             numbers += "".join(f"{a:8.3f}" for a in m["alpha"])
             best = f"{m['speed_up']:8.3f} at {m['speed_up_depth']}"
             emit(f"{group:<18}{method:<9}{m['rollouts']:>6}{numbers}{best}\n".encode())
+
+
+def _emit_gains(drafter: str, reference: str, by_group: dict[str, dict[str, Difference]]) -> None:
+    measures = list(next(iter(by_group.values())))
+    heading = "".join(f"{measure.removesuffix('_everywhere'):>25}" for measure in measures)
+    emit(f"{f'{drafter} - {reference}':<18}{heading}\n".encode())
+    for group, by_measure in by_group.items():
+        gains = "".join(f"{g.mean:+9.3f} ({g.low:+.3f} {g.high:+.3f})" for g in by_measure.values())
+        emit(f"{group:<18}{gains}\n".encode())
