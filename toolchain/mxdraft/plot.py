@@ -65,7 +65,7 @@ def plot_sensitivity(found: Sequence[Mapping[str, Any]], path: Path) -> None:
         strict=True,
     ):
         axes.barh(range(len(found)), [row[key] for row in found])
-        axes.set(xlabel=label, xscale="log")
+        axes.set(xlabel=label)
         axes.set_yticks(range(len(found)), [row["group"] for row in found])
     axes.invert_yaxis()
     _save(figure, path)
