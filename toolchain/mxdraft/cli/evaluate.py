@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
@@ -103,6 +102,61 @@ def quality(
     if json_path:
         with replacing(json_path) as file:
             file.write(json.dumps({"results": results, "ctx": ctx, "bundle": bundle}, indent=1).encode())
+
+
+@evaluate.command(
+    epilog='Example: mxdraft evaluate sensitivity "$(mxdraft fetch smollm2-135m)" '
+    "--text models/smollm2-135m/teacher_text.npz --tokens 2048 --json sensitivity.json"
+)
+@click.argument("weights", type=_path)
+@click.option("--text", type=_path, required=True, help="Teacher text (.npz) to measure on.")
+@click.option("--tokens", type=whole(2, 1 << 24), default="2048", help="Tokens of it, in whole windows.")
+@click.option("--ctx", type=whole(2, 1 << 16), default="512", help="Window; each starts from an empty cache.")
+@word_option(
+    "--start", ("round", "compensate"), "round", "Plain rounding, or GPTQ against these very tokens."
+)
+@click.option("--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file.")
+@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg).")
+def sensitivity(
+    weights: Path,
+    text: Path,
+    tokens: int,
+    ctx: int,
+    start: Literal["round", "compensate"],
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Which weights of WEIGHTS suffer from MXFP4: divergence when only one group of them is read through it.
+
+    Groups: each layer, each kind of weight, all layers, embedding, head. Needs mxdraft[train].
+    """
+    import torch
+
+    from mxdraft.checkpoint import load_checkpoint
+    from mxdraft.qat.data import read_windows
+    from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity
+
+    checkpoint = load_checkpoint(weights)
+    windows = read_windows(text, ctx, checkpoint.config.vocab)[: max(1, tokens // ctx)]
+    asked = groups(checkpoint, [by_layer, by_kind])
+    found = []
+    for part in sensitivity(checkpoint, torch.from_numpy(windows), start, asked):
+        row = vars(part) | vars(part.quality) | {"kl_per_mib": part.kl_per_mib}
+        found.append({key: value for key, value in row.items() if key != "quality"})
+        note(f"{len(found)}/{len(asked)} {part.group}: KL {part.quality.kl:.4f}")
+    emit(f"{'':<20}{'MXFP4 MiB':>11}{'MXINT8 MiB':>11}{'KL':>9}{'agreement':>11}{'KL a MiB':>11}\n".encode())
+    for row in found:
+        sizes = "".join(f"{row[key] / 2**20:>11.2f}" for key in ("mxfp4_bytes", "mxint8_bytes"))
+        numbers = f"{row['kl']:>9.4f}{row['agreement']:>11.2%}{row['kl_per_mib']:>11.4f}"
+        emit(f"{row['group']:<20}{sizes}{numbers}\n".encode())
+    if json_path:
+        facts = {"start": start, "tokens": windows.size, "ctx": ctx, "weights": checkpoint.source_sha256}
+        with replacing(json_path) as file:
+            file.write(json.dumps({"results": found, **facts}, indent=1).encode())
+    if plot_path:
+        from mxdraft.plot import plot_sensitivity
+
+        plot_sensitivity(found, plot_path)
 
 
 @evaluate.command(
@@ -258,61 +312,6 @@ def acceptance(
         from mxdraft.plot import plot_acceptance
 
         plot_acceptance(results, calibrations, plot_path)
-
-
-@evaluate.command(
-    epilog='Example: mxdraft evaluate sensitivity "$(mxdraft fetch smollm2-135m)" '
-    "--text models/smollm2-135m/teacher_text.npz --tokens 2048 --json sensitivity.json"
-)
-@click.argument("weights", type=_path)
-@click.option("--text", type=_path, required=True, help="Teacher text (.npz) to measure on.")
-@click.option("--tokens", type=whole(2, 1 << 24), default="2048", help="Tokens of it, in whole windows.")
-@click.option("--ctx", type=whole(2, 1 << 16), default="512", help="Window; each starts from an empty cache.")
-@word_option(
-    "--start", ("round", "compensate"), "round", "Plain rounding, or GPTQ against these very tokens."
-)
-@click.option("--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file.")
-@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg).")
-def sensitivity(
-    weights: Path,
-    text: Path,
-    tokens: int,
-    ctx: int,
-    start: Literal["round", "compensate"],
-    json_path: Path | None,
-    plot_path: Path | None,
-) -> None:
-    """Which weights of WEIGHTS suffer from MXFP4: divergence when only one group of them is read through it.
-
-    Groups: each layer, each kind of weight, all layers, embedding, head. Needs mxdraft[train].
-    """
-    import torch
-
-    from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.qat.data import read_windows
-    from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity
-
-    checkpoint = load_checkpoint(weights)
-    windows = read_windows(text, ctx, checkpoint.config.vocab)[: max(1, tokens // ctx)]
-    asked = groups(checkpoint, [by_layer, by_kind])
-    found = []
-    for part in sensitivity(checkpoint, torch.from_numpy(windows), start, asked):
-        row = asdict(part) | asdict(part.quality) | {"kl_per_mib": part.kl_per_mib}
-        found.append({key: value for key, value in row.items() if key != "quality"})
-        note(f"{len(found)}/{len(asked)} {part.group}: KL {part.quality.kl:.4f}")
-    emit(f"{'':<20}{'MXFP4 MiB':>11}{'MXINT8 MiB':>11}{'KL':>9}{'agreement':>11}{'KL a MiB':>11}\n".encode())
-    for row in found:
-        sizes = "".join(f"{row[key] / 2**20:>11.2f}" for key in ("mxfp4_bytes", "mxint8_bytes"))
-        numbers = f"{row['kl']:>9.4f}{row['agreement']:>11.2%}{row['kl_per_mib']:>11.4f}"
-        emit(f"{row['group']:<20}{sizes}{numbers}\n".encode())
-    if json_path:
-        facts = {"start": start, "tokens": windows.size, "ctx": ctx, "weights": checkpoint.source_sha256}
-        with replacing(json_path) as file:
-            file.write(json.dumps({"results": found, **facts}, indent=1).encode())
-    if plot_path:
-        from mxdraft.plot import plot_sensitivity
-
-        plot_sensitivity(found, plot_path)
 
 
 def _named(drafter: str) -> tuple[str, Path]:
