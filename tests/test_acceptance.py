@@ -12,6 +12,7 @@ from mxdraft.acceptance import (
     Draft,
     Rollout,
     Table,
+    differences,
     either,
     from_table,
     lookup,
@@ -63,6 +64,28 @@ def test_a_perfect_and_a_useless_drafter() -> None:
     assert everything["lookup"]["speed_up"] == 1
     assert set(report([rollout], [table(perfect)], [1], 0.1)) == {"all", "low repetition", "chat"}
     assert report([rollout], [table(perfect * 0)], [3], 0.1)["all"]["drafter"]["tau"] == {"3": 1}
+
+
+def test_gains_are_paired() -> None:
+    """One drafter is right everywhere, one in the first half; on each of 30 texts alike, so that the gain is
+    certain though texts differ in length."""
+    rollouts, better, worse = [], [], []
+    for number in range(30):
+        tokens = np.arange(100, 122 + 2 * number, dtype=np.uint16)
+        rollouts.append(Rollout("chat", tokens, 1, 0.0, 0))
+        right = 100 + np.arange(2, len(tokens) + 1)[:, None].astype(np.int64)
+        better.append(table(right))
+        wrong = right.copy()
+        wrong[len(wrong) // 2 :] = 0
+        worse.append(table(wrong))
+    gain = differences(rollouts, better, worse, [1])["all"]
+    assert gain["alpha_everywhere"] == pytest.approx((0.5, 0.5, 0.5), abs=0.03)
+    assert gain["tau 1"].mean == pytest.approx(2 - 4 / 3, rel=0.05)
+    assert gain["tau 1"].low <= gain["tau 1"].mean <= gain["tau 1"].high < 0.75
+    none = differences(rollouts, better, better, [1])["low repetition"]
+    assert none["tau 1"] == (0, 0, 0)
+    mixed = differences(rollouts, better[:15] + worse[15:], worse[:15] + better[15:], [1])["all"]
+    assert mixed["alpha_everywhere"].high - mixed["alpha_everywhere"].low > 0.25  # it hangs on the draw
 
 
 def test_reliability_counts_what_was_reached() -> None:

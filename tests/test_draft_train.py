@@ -16,14 +16,17 @@ torch = pytest.importorskip("torch")
 
 import onnxruntime  # noqa: E402
 import tiny  # noqa: E402
+from mxdraft import mx  # noqa: E402
 from mxdraft.acceptance import Rollout  # noqa: E402
 from mxdraft.bundle import Bundle  # noqa: E402
+from mxdraft.checkpoint import load_checkpoint  # noqa: E402
 from mxdraft.cli import cli  # noqa: E402
 from mxdraft.corpus import Corpus, Document  # noqa: E402
 from mxdraft.drafter import load_drafter, save_drafter  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
 from mxdraft.export import OnnxRunner, export_drafter, export_model  # noqa: E402
 from mxdraft.pack import pack  # noqa: E402
+from mxdraft.qat.cotrain import CoTrainer, train_together, trainable_base  # noqa: E402
 from mxdraft.qat.draft_table import draft_tables, rollout_features  # noqa: E402
 from mxdraft.qat.draft_train import (  # noqa: E402
     DraftTrainer,
@@ -34,15 +37,17 @@ from mxdraft.qat.draft_train import (  # noqa: E402
     train_drafter,
 )
 from mxdraft.qat.drafter import restored  # noqa: E402
-from mxdraft.qat.features import base_target  # noqa: E402
+from mxdraft.qat.features import bundle_target  # noqa: E402
+from mxdraft.qat.model import Llama  # noqa: E402
 from mxdraft.qat.recipe import DraftRecipe, read_recipe  # noqa: E402
+from mxdraft.qat_delta import apply_delta  # noqa: E402
 
 RECIPE = DraftRecipe(
-    architecture="fused", texts=["text.npz"], share=1.0, held_out=4, feature_layers=[1, 2, 4], vocab=64,
-    ridge=8, unroll_at=[0, 2, 4], unroll_decay=0.8, batch=256, quantize_at=5, quantized_lr=1e-3,
-    weight_decay=0.01, compute="f32", steps=8, lr=1e-4, norm_lr=1e-4, warmup=1, cooldown=3, beta1=0.9,
-    beta2=0.98, gradient_clip=1.0, latent_clip=8.0, seed=0, log_every=1, evaluate_every=4,
-    checkpoint_every=4,
+    architecture="fused", target="base", target_lr=0.0, draft_weight=0.0, reach=0.0,
+    texts=["text.npz"], share=1.0, held_out=4, feature_layers=[1, 2, 4], vocab=64, ridge=8,
+    unroll_at=[0, 2, 4], unroll_decay=0.8, batch=256, quantize_at=5, quantized_lr=1e-3, weight_decay=0.01,
+    compute="f32", steps=8, lr=1e-4, norm_lr=1e-4, warmup=1, cooldown=3, beta1=0.9, beta2=0.98,
+    gradient_clip=1.0, latent_clip=8.0, seed=0, log_every=1, evaluate_every=4, checkpoint_every=4,
 )  # fmt: skip
 
 
@@ -66,19 +71,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(folder: Path):
-    return base_target(Bundle.open(folder / "t.mxb"))
+    return bundle_target(Bundle.open(folder / "t.mxb"), "base")
 
 
 def weights(trainer: DraftTrainer) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().copy() for name, p in trainer.model.named_parameters()}
 
 
-def test_the_target_in_torch_is_the_exported_graph(folder: Path, target) -> None:
+@pytest.mark.parametrize(("precision", "bound"), [("base", 0.03), ("full", 0.001)])
+def test_the_target_in_torch_is_the_exported_graph(folder: Path, precision: str, bound: float) -> None:
+    target = bundle_target(Bundle.open(folder / "t.mxb"), precision)
     ids = list(range(5, 45))
-    wanted = OnnxRunner(folder / "model.base.onnx", fold=True).logits(ids)
+    wanted = OnnxRunner(folder / f"model.{precision}.onnx", fold=True).logits(ids)
     got = target(torch.tensor([ids]))[0] @ target.head.T
     # int8 activations may fall to the next step where the sums differ in their last bits.
-    assert np.abs(got.numpy() - wanted).max() < 0.03 * np.abs(wanted).max()
+    assert np.abs(got.numpy() - wanted).max() < bound * np.abs(wanted).max()
     assert (got.numpy().argmax(-1) == wanted.argmax(-1)).mean() > 0.9
 
 
@@ -132,7 +139,7 @@ def train_as_process(rank: int, recipe: DraftRecipe, directory: Path, folder: Pa
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{directory / 'meet'}", rank=rank, world_size=2
     )
-    target = base_target(Bundle.open(folder / "t.mxb"))
+    target = bundle_target(Bundle.open(folder / "t.mxb"), "base")
     DraftTrainer(recipe, folder, target, directory).run()
     torch.distributed.destroy_process_group()
 
@@ -176,7 +183,7 @@ def test_graphs_and_bundle_are_the_trained_drafter(
         assert np.array_equal(bundle.get("draft.weights", name).data, linear.mx().data)
     assert np.array_equal(bundle.get("draft.weights", "draft_ids")[0], trained.ids)
 
-    residuals, tokens = trained._padded(trained.held_out[:1])
+    residuals, tokens = trained.padded(trained.held_out[:1])
     read = restored(drafter, target.config)(target, residuals, tokens, 3)
     wanted = [hidden[0] @ target.head[trained.ids].T for hidden in read]
     features, step = (
@@ -208,7 +215,7 @@ def closeness(a: np.ndarray, b: torch.Tensor) -> float:
 
 
 def test_chains_see_nothing_behind_their_tokens(target, trained: DraftTrainer) -> None:
-    residuals, tokens = trained._padded(trained.held_out[:1])
+    residuals, tokens = trained.padded(trained.held_out[:1])
     before = trained.model(target, residuals, tokens, 3)
     place = 14
     residuals, tokens = residuals.clone(), tokens.clone()
@@ -218,6 +225,105 @@ def test_chains_see_nothing_behind_their_tokens(target, trained: DraftTrainer) -
     for step, (a, b) in enumerate(zip(before, after, strict=True), start=1):
         assert torch.equal(a[:, : place + 1], b[:, : place + 1]), step
     assert not torch.equal(before[0][:, place + 1 :], after[0][:, place + 1 :])
+
+
+TOGETHER = replace(RECIPE, target_lr=0.1, draft_weight=0.3, evaluate_every=8)
+
+
+def together(recipe: DraftRecipe, folder: Path, directory: Path) -> CoTrainer:
+    target = trainable_base(Bundle.open(folder / "t.mxb"))
+    return CoTrainer(recipe, folder, target, Llama(tiny.checkpoint()), directory)
+
+
+def test_training_together_lowers_both_losses(folder: Path, tmp_path: Path) -> None:
+    recipe = replace(TOGETHER, unroll_at=[0], steps=24, quantize_at=12, lr=1e-3, batch=1024)
+    trainer = together(recipe, folder, tmp_path)
+
+    @torch.no_grad()
+    def losses() -> tuple[float, float]:
+        """Of drafter and target on the text that trains."""
+        (batch,) = trainer.groups
+        streams, tokens = trainer.padded(batch)
+        loss, count = trainer.draft_loss(batch, streams, tokens)
+        return float(loss / count), float(trainer.divergence(batch, streams, tokens))
+
+    before = losses()
+    trainer.run()
+    after = losses()
+    assert after[0] < 0.8 * before[0]
+    assert after[1] < 0.6 * before[1]
+
+
+def test_the_drafters_loss_reaches_the_target(folder: Path, tmp_path: Path) -> None:
+    """Its gradient in the base plane is ``draft_weight`` times what autograd finds without that weight, and
+    none of it comes by way of the words that the drafter should say."""
+    gradients = {}
+    for weight in (0.0, 0.5, 1.0):
+        trainer = together(replace(TOGETHER, draft_weight=weight), folder, tmp_path / f"{weight}")
+        trainer.loss(trainer.groups[0])[0].backward()
+        latents = trainer.latents
+        gradients[weight] = torch.cat([latent.grad.flatten() for latent in latents])
+    residuals, tokens = trainer.padded(trainer.groups[0])
+    loss, _ = trainer.draft_loss(trainer.groups[0], residuals, tokens)
+    alone = torch.cat([g.flatten() for g in torch.autograd.grad(loss, latents)])
+    assert float(alone.norm()) > 0
+    torch.testing.assert_close(gradients[1.0] - gradients[0.0], alone, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(gradients[0.5] - gradients[0.0], alone / 2, rtol=1e-3, atol=1e-3)
+    streams = residuals.detach().requires_grad_()
+    for rows in trainer.compare(trainer.groups[0], streams, tokens, 2):
+        assert not rows.wanted.requires_grad
+
+
+@pytest.mark.parametrize("stop", [2, 6])
+def test_training_together_resumes_exactly(folder: Path, tmp_path: Path, stop: int) -> None:
+    recipe = replace(TOGETHER, reach=6.0)
+    whole = together(recipe, folder, tmp_path / "whole")
+    whole.run()
+    first = together(recipe, folder, tmp_path / "parts")
+    for _ in range(stop):
+        first.advance()
+    first.save()
+    second = together(recipe, folder, tmp_path / "parts")
+    assert second.step == stop
+    second.run()
+    for name, value in weights(whole).items():
+        assert np.array_equal(value, weights(second)[name]), name
+    start = trainable_base(Bundle.open(folder / "t.mxb"))
+    moved = 0
+    for a, b, c in zip(whole.latents, second.latents, start.linears().values(), strict=True):
+        assert torch.equal(a, b)
+        moved += int((a != c.weight).sum())
+    assert moved > 0
+
+
+def test_a_recipe_becomes_drafter_and_delta(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tiny.checkpoint()
+    tiny.save_huggingface(checkpoint, tmp_path / "weights")
+    source = load_checkpoint(tmp_path / "weights")
+    export_model(source, tmp_path / "onnx")
+    pack(tmp_path / "onnx", tmp_path / "t.mxb")
+    recipe = folder / "together.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(TOGETHER).items()]
+    recipe.write_text("\n".join(lines), encoding="utf-8")
+    options = ["train", "drafter", "-m", str(tmp_path / "t.mxb"), "--recipe", str(recipe)]
+    options += ["--run", str(tmp_path / "run"), "-o", str(tmp_path / "d.npz")]
+    with pytest.raises(UsageError, match="give --weights and --delta"):
+        cli.main(options, standalone_mode=False)
+    options += ["--weights", str(tmp_path / "weights"), "--delta", str(tmp_path / "qat.delta")]
+    cli.main(options, standalone_mode=False)
+    assert "target_kl" in capfd.readouterr().err
+    base = apply_delta(tmp_path / "qat.delta", source)
+    assert base.meta["recipe"] == asdict(TOGETHER)
+    rounded = {name: mx.quantize(source.tensors[name], "mxfp4", "search") for name in base.planes}
+    assert any((plane.data != rounded[name].data).any() for name, plane in base.planes.items())
+    assert load_drafter(tmp_path / "d.npz", source.config).source_sha256 == source.source_sha256
+    with pytest.raises(RefusedError, match="was made of the weights with SHA-256"):
+        train_together(recipe, folder / "t.mxb", source, tmp_path, tmp_path / "d", tmp_path / "q")
+    recipe.write_text("\n".join(lines).replace('"base"', '"full"'), encoding="utf-8")
+    with pytest.raises(UsageError, match='training both asks for target = "base"'):
+        cli.main(options, standalone_mode=False)
 
 
 def test_the_rival_trains_too(folder: Path, target, tmp_path: Path) -> None:
@@ -244,6 +350,22 @@ def test_a_recipe_becomes_a_drafter(folder: Path, target, trained: DraftTrainer,
     recipe.write_text("\n".join(lines).replace('"fused"', '"block"'), encoding="utf-8")
     with pytest.raises(UsageError, match="the runtime has no drafter 'block'"):
         train_drafter(recipe, folder / "t.mxb", tmp_path, tmp_path / "d.npz", lambda *_: None)
+
+
+def test_a_drafter_may_learn_from_full_precision(folder: Path, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, target="full", share=0.5)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(recipe).items()]
+    (folder / "full.toml").write_text("\n".join(lines), encoding="utf-8")
+    told = []
+    train_drafter(
+        folder / "full.toml", folder / "t.mxb", tmp_path, tmp_path / "d.npz", lambda *pair: told.append(pair)
+    )
+    assert told[-1] == (14 * 28, 14 * 28)  # half of 20 documents and the 4 held out: no more is computed
+    full = bundle_target(Bundle.open(folder / "t.mxb"), "full")
+    document = Corpus.load(folder / "text.npz").documents[0].tokens.astype(np.int64)
+    (wanted,) = full.residuals(torch.from_numpy(document)[None], [4])
+    streams = np.load(tmp_path / "text.full.npy")[:28, 2]
+    np.testing.assert_allclose(streams, wanted[0].numpy(), rtol=1e-3, atol=1e-3)
 
 
 def test_extra_rows_are_the_tokens_seen_so_far() -> None:
@@ -306,14 +428,20 @@ def test_evaluate_acceptance(
     save_drafter(tmp_path / "drafter.npz", trained.trained("0" * 64))
     options = ["-m", str(folder / "t.mxb"), "--drafter", f"mine={tmp_path / 'drafter.npz'}"]
     options += ["--prompts", str(prompts), "--run", str(tmp_path / "run"), "-n", "12", "--depth", "3"]
+    options += ["--drafter", f"again={tmp_path / 'drafter.npz'}"]
     options += ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
     cli.main(["evaluate", "acceptance", *options], standalone_mode=False)
-    found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["results"]["mine"]
+    written = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    measures = ["alpha_everywhere", "tau 1", "tau 2", "tau 3"]
+    assert written["gains"]["again"]["chat"] == {measure: [0, 0, 0] for measure in measures}
+    found = written["results"]["mine"]
     assert {"all", "chat", "qa"} <= found.keys()
     assert found["all"]["drafter"]["rollouts"] == 6
     assert all(1 <= tau <= 4 for tau in found["all"]["union"]["tau"].values())
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert "mine" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "mine" in out
+    assert "again - mine" in out
 
 
 def test_proposals_are_what_a_chain_would_draft(folder: Path, target, trained: DraftTrainer) -> None:

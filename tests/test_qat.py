@@ -14,8 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tiny  # noqa: E402
 from mxdraft import mx  # noqa: E402
 from mxdraft.checkpoint import Checkpoint, ModelConfig, TokenizerSpec, expected_tensors  # noqa: E402
+from mxdraft.cli import cli  # noqa: E402
 from mxdraft.corpus import repetition  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
 from mxdraft.qat.data import read_windows  # noqa: E402
@@ -24,7 +26,7 @@ from mxdraft.qat.fakequant import MXLinear, fake_quant_activations, round_e2m1  
 from mxdraft.qat.loss import distillation_loss, measure_quality  # noqa: E402
 from mxdraft.qat.model import Llama  # noqa: E402
 from mxdraft.qat.recipe import Recipe, read_recipe  # noqa: E402
-from mxdraft.qat.sensitivity import by_kind, by_layer, sensitivity  # noqa: E402
+from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity  # noqa: E402
 from mxdraft.qat.start import compensate, search_scale, start_quantized, within_reach  # noqa: E402
 from mxdraft.qat.train import Trainer, train_target  # noqa: E402
 from mxdraft.qat_delta import apply_delta  # noqa: E402
@@ -280,12 +282,22 @@ def test_sensitivity_names_the_layer_that_suffers(checkpoint: Checkpoint) -> Non
     for name, weight in checkpoint.tensors.items():
         if name.startswith("model.layers.0.") and weight.ndim == 2:  # already on the grid: nothing to lose
             tensors[name] = mx.dequantize(mx.quantize(weight, "mxfp4", "search"))
-    divergence = sensitivity(
-        replace(checkpoint, tensors=tensors), torch.arange(32).view(2, 16), "round", by_layer
-    )
-    assert divergence["model.layers.0"] == pytest.approx(0, abs=1e-6)
-    assert divergence["model.layers.1"] > 1e-3
-    assert by_kind("model.layers.1.mlp.up_proj.weight") == "mlp.up_proj"
+    source = replace(checkpoint, tensors=tensors)
+    asked = groups(source, [by_layer, by_kind])
+    found = {s.group: s for s in sensitivity(source, torch.arange(32).view(2, 16), "round", asked)}
+    assert list(found) == [
+        *("layers.0", "layers.1", *(f"self_attn.{k}_proj" for k in "qkvo")),
+        *(f"mlp.{kind}_proj" for kind in ("gate", "up", "down")),
+        *("all layers", "embedding", "head"),
+    ]
+    divergence = {group: s.quality.kl for group, s in found.items()}
+    assert divergence["layers.0"] == pytest.approx(0, abs=1e-6)
+    # Each is measured apart from those before it: layer 1 is all there is to lose in the layers.
+    assert divergence["layers.1"] == pytest.approx(divergence["all layers"], rel=1e-3)
+    assert min(divergence["layers.1"], divergence["embedding"], divergence["head"]) > 1e-3
+    head = found["head"]
+    assert (head.mxfp4_bytes, head.mxint8_bytes) == (128 * 64 * 17 // 32, 128 * 64 * 33 // 32)
+    assert head.kl_per_mib == pytest.approx(divergence["head"] / (128 * 64 / 2) * 2**20)
 
 
 def test_windows_are_cut_and_loops_are_seen(tmp_path: Path, text: Path) -> None:
@@ -329,3 +341,19 @@ def test_recipe_faults_are_named(tmp_path: Path, change: tuple[str, str], messag
     path.write_text(RECIPE_TOML.read_text(encoding="utf-8").replace(*change, 1), encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         read_recipe(path, Recipe)
+
+
+def test_evaluate_sensitivity(tmp_path: Path, text: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tiny.save_huggingface(tiny.checkpoint(), tmp_path / "weights")
+    options = [str(tmp_path / "weights"), "--text", str(text), "--tokens", "40", "--ctx", "16"]
+    options += ["--start", "compensate"]
+    options += ["--json", str(tmp_path / "s.json"), "--plot", str(tmp_path / "s.png")]
+    cli.main(["evaluate", "sensitivity", *options], standalone_mode=False)
+    found = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
+    assert found["tokens"] == 32
+    rows = {row["group"]: row for row in found["results"]}
+    assert rows["all layers"]["kl"] > rows["layers.0"]["kl"] > 0
+    assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
+    out, err = capfd.readouterr()
+    assert [line.split()[0] for line in out.splitlines()[-3:]] == ["all", "embedding", "head"]
+    assert f"{len(rows)}/{len(rows)} head: KL" in err

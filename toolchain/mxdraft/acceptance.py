@@ -314,6 +314,66 @@ def _measure(
     }
 
 
+class Difference(NamedTuple):
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def differences(
+    rollouts: Sequence[Rollout],
+    tables: Sequence[Table],
+    reference: Sequence[Table],
+    depths: Sequence[int],
+    resamples: int = 4000,
+) -> dict[str, dict[str, Difference]]:
+    """What one drafter's ``tables`` gain over another's on the same rollouts, by group: ``alpha_everywhere``
+    and ``tau N`` as in ``report``. Intervals: bootstrap over rollouts, the same ones for both drafters.
+    """
+    both = [_counts(rollouts, drafter, depths) for drafter in (tables, reference)]
+    generator = np.random.default_rng(0)
+    found: dict[str, dict[str, Difference]] = {}
+    for group, members in groups(rollouts):
+        if members:
+            drawn = generator.choice(members, (resamples, len(members)))
+            found[group] = {
+                measure: _difference(both[0][measure], both[1][measure], members, drawn)
+                for measure in both[0]
+            }
+    return found
+
+
+def _counts(
+    rollouts: Sequence[Rollout], tables: Sequence[Table], depths: Sequence[int]
+) -> dict[str, NDArray[np.int64]]:
+    """Of each measure its numerator and denominator [rollouts, 2]."""
+    counts: dict[str, list[tuple[int, int]]] = {}
+    for rollout, table in zip(rollouts, tables, strict=True):
+        text = rollout.tokens[rollout.answer_start + 1 :]
+        hits = int((table.tokens[: len(text), 0] == text).sum())
+        counts.setdefault("alpha_everywhere", []).append((hits, len(text)))
+        for depth in depths:
+            acceptance = Acceptance()
+            acceptance.decode(
+                rollout.tokens, rollout.answer_start, from_table(table, rollout.answer_start), depth
+            )
+            counts.setdefault(f"tau {depth}", []).append((acceptance.emitted, acceptance.rounds))
+    return {measure: np.array(pairs, np.int64) for measure, pairs in counts.items()}
+
+
+def _difference(
+    a: NDArray[np.int64], b: NDArray[np.int64], members: Sequence[int], drawn: NDArray[np.int64]
+) -> Difference:
+    def ratio(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.asarray(counts[..., 0] / np.maximum(counts[..., 1], 1))
+
+    mean = float(ratio(a[members].sum(0)) - ratio(b[members].sum(0)))
+    low, high = np.quantile(ratio(a[drawn].sum(1)) - ratio(b[drawn].sum(1)), (0.025, 0.975))
+    return Difference(mean, float(low), float(high))
+
+
 def reliability(
     rollouts: Sequence[Rollout], tables: Sequence[Table], bins: int = 10
 ) -> list[list[dict[str, float]]]:

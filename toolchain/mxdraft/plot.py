@@ -53,6 +53,27 @@ def plot_acceptance(results: Results, calibrations: Reliability, path: Path) -> 
                 diagram.plot(*zip(*points, strict=True), "o-", label=f"{drafter}, draft token {step}")
     diagram.set(xlabel="confidence", ylabel="share accepted")
     diagram.legend(fontsize="x-small")
+    _save(figure, path)
+
+
+def plot_sensitivity(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Divergence of each group of weights, and what 8 bits for it would spare by their cost; ``found``: rows
+    of ``mxdraft evaluate sensitivity``."""
+    figure = Figure(figsize=(12, 1.5 + 0.22 * len(found)), layout="constrained")
+    for axes, key, label in zip(
+        figure.subplots(1, 2, sharey=True),
+        ("kl", "kl_per_mib"),
+        ("KL from the teacher, only this group in MXFP4 (nat)", "KL that 8 bits spare, a MiB"),
+        strict=True,
+    ):
+        axes.barh(range(len(found)), [row[key] for row in found])
+        axes.set(xlabel=label)
+        axes.set_yticks(range(len(found)), [row["group"] for row in found])
+    axes.invert_yaxis()
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
 

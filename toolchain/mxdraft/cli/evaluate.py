@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import click
 
+from mxdraft.acceptance import Difference
 from mxdraft.cli._options import (
     EngineOptions,
     engine_options,
@@ -16,6 +17,7 @@ from mxdraft.cli._options import (
     model_option,
     real,
     whole,
+    word_option,
 )
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import RefusedError, UsageError
@@ -28,7 +30,7 @@ _path = click.Path(path_type=Path)
 
 @click.group()
 def evaluate() -> None:
-    """Measure a bundle: against the weights it was made of, and drafting against plain decoding."""
+    """Measure: a bundle against its weights, weights against MXFP4, drafting against plain decoding."""
 
 
 @evaluate.command(
@@ -101,6 +103,61 @@ def quality(
     if json_path:
         with replacing(json_path) as file:
             file.write(json.dumps({"results": results, "ctx": ctx, "bundle": bundle}, indent=1).encode())
+
+
+@evaluate.command(
+    epilog='Example: mxdraft evaluate sensitivity "$(mxdraft fetch smollm2-135m)" '
+    "--text models/smollm2-135m/teacher_text.npz --tokens 2048 --json sensitivity.json"
+)
+@click.argument("weights", type=_path)
+@click.option("--text", type=_path, required=True, help="Teacher text (.npz) to measure on.")
+@click.option("--tokens", type=whole(2, 1 << 24), default="2048", help="Tokens of it, in whole windows.")
+@click.option("--ctx", type=whole(2, 1 << 16), default="512", help="Window; each starts from an empty cache.")
+@word_option(
+    "--start", ("round", "compensate"), "round", "Plain rounding, or GPTQ against these very tokens."
+)
+@click.option("--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file.")
+@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg).")
+def sensitivity(
+    weights: Path,
+    text: Path,
+    tokens: int,
+    ctx: int,
+    start: Literal["round", "compensate"],
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Which weights of WEIGHTS suffer from MXFP4: divergence when only one group of them is read through it.
+
+    Groups: each layer, each kind of weight, all layers, embedding, head. Needs mxdraft[train].
+    """
+    import torch
+
+    from mxdraft.checkpoint import load_checkpoint
+    from mxdraft.qat.data import read_windows
+    from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity
+
+    checkpoint = load_checkpoint(weights)
+    windows = read_windows(text, ctx, checkpoint.config.vocab)[: max(1, tokens // ctx)]
+    asked = groups(checkpoint, [by_layer, by_kind])
+    found = []
+    for part in sensitivity(checkpoint, torch.from_numpy(windows), start, asked):
+        row = vars(part) | vars(part.quality) | {"kl_per_mib": part.kl_per_mib}
+        found.append({key: value for key, value in row.items() if key != "quality"})
+        note(f"{len(found)}/{len(asked)} {part.group}: KL {part.quality.kl:.4f}")
+    emit(f"{'':<20}{'MXFP4 MiB':>11}{'MXINT8 MiB':>11}{'KL':>9}{'agreement':>11}{'KL a MiB':>11}\n".encode())
+    for row in found:
+        sizes = "".join(f"{row[key] / 2**20:>11.2f}" for key in ("mxfp4_bytes", "mxint8_bytes"))
+        numbers = f"{row['kl']:>9.4f}{row['agreement']:>11.2%}{row['kl_per_mib']:>11.4f}"
+        emit(f"{row['group']:<20}{sizes}{numbers}\n".encode())
+    if json_path:
+        facts = {"start": start, "tokens": windows.size, "ctx": ctx, "weights": checkpoint.source_sha256}
+        with replacing(json_path) as file:
+            file.write(json.dumps({"results": found, **facts}, indent=1).encode())
+    if plot_path:
+        from mxdraft.plot import plot_sensitivity
+
+        plot_sensitivity(found, plot_path)
 
 
 @evaluate.command(
@@ -205,16 +262,17 @@ def acceptance(
 ) -> None:
     """Draft tokens that base precision accepts, of drafters, of lookup and of both, by task.
 
+    Of several drafters each is also compared with the first, answer by answer (95 % intervals).
     The runtime writes the answers; drafting is then replayed in torch (needs mxdraft[train]).
     """
     import torch
 
-    from mxdraft.acceptance import read_prompts, reliability, report, write_rollouts
+    from mxdraft.acceptance import differences, read_prompts, reliability, report, write_rollouts
     from mxdraft.bundle import Bundle
     from mxdraft.drafter import draft_cost, load_drafter
     from mxdraft.qat.draft_table import draft_tables, rollout_features
     from mxdraft.qat.drafter import restored
-    from mxdraft.qat.features import base_target
+    from mxdraft.qat.features import bundle_target
 
     named = dict(_named(drafter) for drafter in drafters)
     asked = read_prompts(prompts, per_task)
@@ -227,8 +285,8 @@ def acceptance(
     with Model(bundle) as model:
         rollouts = write_rollouts(model, asked, kept, temperature, tokens, progress=tell)
     opened = Bundle.open(Path(bundle))
-    target = base_target(opened)
-    results, calibrations = {}, {}
+    target = bundle_target(opened, "base")
+    results, calibrations, gains, reference = {}, {}, {}, None
     for name, path in named.items():
         drafter = load_drafter(path, target.config)
         layers = "-".join(map(str, drafter.feature_layers))
@@ -241,12 +299,16 @@ def acceptance(
         calibrations[name] = reliability(rollouts, tables)
         results[name] = report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
         _emit_acceptance(name, results[name])
+        if reference is None:
+            reference = tables
+        else:
+            gains[name] = differences(rollouts, tables, reference, range(1, depth + 1))
+            _emit_gains(name, next(iter(named)), gains[name])
     if json_path:
         facts = {"temperature": temperature, "tokens": tokens, "bundle": bundle, "prompts": len(rollouts)}
+        found = {"results": results, "gains": gains, "reliability": calibrations, **facts}
         with replacing(json_path) as file:
-            file.write(
-                json.dumps({"results": results, "reliability": calibrations, **facts}, indent=1).encode()
-            )
+            file.write(json.dumps(found, indent=1).encode())
     if plot_path:
         from mxdraft.plot import plot_acceptance
 
@@ -353,3 +415,12 @@ def _emit_acceptance(drafter: str, by_group: dict[str, dict[str, dict[str, Any]]
             numbers += "".join(f"{a:8.3f}" for a in m["alpha"])
             best = f"{m['speed_up']:8.3f} at {m['speed_up_depth']}"
             emit(f"{group:<18}{method:<9}{m['rollouts']:>6}{numbers}{best}\n".encode())
+
+
+def _emit_gains(drafter: str, reference: str, by_group: dict[str, dict[str, Difference]]) -> None:
+    measures = list(next(iter(by_group.values())))
+    heading = "".join(f"{measure.removesuffix('_everywhere'):>25}" for measure in measures)
+    emit(f"{f'{drafter} - {reference}':<18}{heading}\n".encode())
+    for group, by_measure in by_group.items():
+        gains = "".join(f"{g.mean:+9.3f} ({g.low:+.3f} {g.high:+.3f})" for g in by_measure.values())
+        emit(f"{group:<18}{gains}\n".encode())

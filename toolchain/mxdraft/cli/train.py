@@ -9,6 +9,7 @@ import click
 
 from mxdraft.cli._options import model_option, whole
 from mxdraft.cli._terminal import note
+from mxdraft.errors import UsageError
 from mxdraft.runtime import Model
 
 _path = click.Path(path_type=Path)
@@ -76,9 +77,21 @@ def target(weights: Path, recipe: Path, directory: Path, output: Path) -> None:
 @_recipe_option
 @_run_option
 @_output_option
-def drafter(bundle: str, recipe: Path, directory: Path, output: Path) -> None:
-    """Train a drafter for the base precision of BUNDLE."""
+@click.option("--weights", type=_path, help="Of which BUNDLE was made: its base plane trains along ...")
+@click.option("--delta", type=_path, help="... and goes to this file.")
+def drafter(
+    bundle: str, recipe: Path, directory: Path, output: Path, weights: Path | None, delta: Path | None
+) -> None:
+    """Train a drafter for a precision of BUNDLE, or by a recipe with target_lr both of them together."""
+    from mxdraft.checkpoint import load_checkpoint
+    from mxdraft.qat.cotrain import train_together
     from mxdraft.qat.draft_train import train_drafter
+
+    if (weights is None) != (delta is None):
+        raise UsageError("--weights and --delta go together")
+    if weights is not None and delta is not None:
+        train_together(recipe, Path(bundle), load_checkpoint(weights), directory, output, delta)
+        return
 
     def tell(done: int, total: int) -> None:
         if sys.stderr.isatty():

@@ -21,7 +21,7 @@ from mxdraft.errors import UsageError
 from mxdraft.qat.data import epoch_order
 from mxdraft.qat.drafter import Block, Drafter, Fused, draft_vocabulary
 from mxdraft.qat.fakequant import MXLinear
-from mxdraft.qat.features import Features, base_target, batches
+from mxdraft.qat.features import Features, batches, bundle_target
 from mxdraft.qat.model import Llama
 from mxdraft.qat.recipe import DraftRecipe, read_recipe
 from mxdraft.qat.run import Run
@@ -32,20 +32,28 @@ _ARCHITECTURES = {"fused": Fused, "block": Block}
 def train_drafter(
     recipe: Path, bundle: Path, directory: Path, output: Path, progress: Callable[[int, int], None]
 ) -> None:
-    """Train by the file ``recipe`` for the base precision of ``bundle``, from where ``directory`` stands, and
+    """Train by the file ``recipe`` for a precision of ``bundle``, from where ``directory`` stands, and
     write the drafter. ``progress``: of the target's features, tokens done and in all."""
     settings = read_recipe(recipe, DraftRecipe)
-    if settings.architecture != "fused":
-        raise UsageError(f"recipe {recipe}: the runtime has no drafter '{settings.architecture}'")
+    require_runtime(recipe, settings)
+    if settings.target_lr:
+        raise UsageError(f"recipe {recipe}: target_lr trains the target too: give --weights and --delta")
     opened = Bundle.open(bundle)
-    trainer = DraftTrainer(settings, recipe.parent, base_target(opened), directory, progress)
+    target = bundle_target(opened, settings.target)
+    trainer = DraftTrainer(settings, recipe.parent, target, directory, progress)
     trainer.run()
     if trainer.rank == 0:
         save_drafter(output, trainer.trained(opened.provenance["source_sha256"]))
 
 
+def require_runtime(recipe: Path, settings: DraftRecipe) -> None:
+    """Raise UsageError if nobody could run what the recipe makes."""
+    if settings.architecture != "fused":
+        raise UsageError(f"recipe {recipe}: the runtime has no drafter '{settings.architecture}'")
+
+
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """What is asked for at n places of a batch: ``wanted`` and ``given`` are logits [n, rows], of target and
     drafter, over the draft vocabulary and the extra rows; those not allowed are −inf."""
 
@@ -85,8 +93,8 @@ class DraftTrainer(Run):
         self.training = trained[: round(recipe.share * len(trained))]
         if len(self.training) < recipe.ridge:
             raise UsageError(f"{len(self.training)} documents to train are fewer than ridge = {recipe.ridge}")
-        self.features = self._features(corpora, progress)
-        self.groups = self._groups(self.training)
+        self.features = self.compute_features(corpora, progress)
+        self.groups = self.grouped(self.training)
         if min(map(len, self.groups)) < self.processes:
             raise UsageError(f"a batch of {recipe.batch} tokens holds fewer than {self.processes} documents")
         self.model: Drafter = _ARCHITECTURES[recipe.architecture](config, len(recipe.feature_layers))
@@ -97,7 +105,7 @@ class DraftTrainer(Run):
         self.optimizer = self._optimizer()
         if not self.resume():
             sample = [self.training[i] for i in epoch_order(np.arange(len(self.training)), 0, recipe.seed)]
-            self.model.start(self.target, [self._read(i) for i in sample[: recipe.ridge]])
+            self.model.start(self.target, [self.read(i) for i in sample[: recipe.ridge]])
             if self.processes > 1:  # unlike machines may solve unlike
                 for tensor in self.model.state_dict().values():
                     distributed.broadcast(tensor, 0)
@@ -105,52 +113,60 @@ class DraftTrainer(Run):
     # ---- one step ----
 
     def advance(self) -> tuple[float, float]:
-        recipe = self.recipe
-        if self.step == recipe.quantize_at:
+        if self.step == self.recipe.quantize_at:
             self._quantize()
         batch = self._batch(self.step)[self.rank :: self.processes]
-        loss = torch.zeros((), device=self.device)
-        self.optimizer.zero_grad()
-        depth = sum(self.step >= start for start in recipe.unroll_at)
+        for optimizer, _ in self.optimizers():
+            optimizer.zero_grad()
         with self.compute():
-            steps = self.rows(batch, depth)
-        weights = [recipe.unroll_decay**j for j in range(depth)]
-        for weight, rows in zip(weights, steps, strict=True):
-            loss = loss + weight / sum(weights) * soft_cross_entropy(rows.wanted, rows.given.float())
-        count = torch.tensor(float(len(steps[0].wanted)), device=self.device)
+            loss, count = self.loss(batch)
         loss.backward()
         loss = loss.detach()
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for _, trained in self.optimizers() for p in trained if p.grad is not None]
         self.sum_over_processes([loss, count, *gradients])
         for gradient in gradients:
             gradient /= count
-        norm = self.descend(self.optimizer, self.model.parameters())
-        if self.quantized:
-            with torch.no_grad():
-                for linear in self.linears():
-                    linear.weight.clamp_(-recipe.latent_clip, recipe.latent_clip)
+        norms = [self.descend(optimizer, trained) for optimizer, trained in self.optimizers()]
+        self.clamp_latents()
         self.step += 1
-        return float(loss / count), norm
+        return float(loss / count), norms[0]
 
-    def rows(self, batch: Sequence[int], depth: int) -> list[_Rows]:
+    def loss(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Sum over the places of a batch, and their number."""
+        return self.draft_loss(batch, *self.padded(batch))
+
+    def draft_loss(self, batch: Sequence[int], residuals: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The drafter's loss over the places of a batch, draft steps weighted, and the number of places."""
+        depth = sum(self.step >= start for start in self.recipe.unroll_at)
+        weights = [self.recipe.unroll_decay**j for j in range(depth)]
+        loss = torch.zeros((), device=self.device)
+        steps = self.compare(batch, residuals, tokens, depth)
+        for weight, rows in zip(weights, steps, strict=True):
+            loss = loss + weight / sum(weights) * soft_cross_entropy(rows.wanted, rows.given.float())
+        return loss, torch.tensor(float(len(steps[0].wanted)), device=self.device)
+
+    def rows(self, batch: Sequence[int], depth: int) -> list[Rows]:
         """Target and drafter at every place of the batch's answers, for each draft step."""
-        residuals, tokens = self._padded(batch)
+        return self.compare(batch, *self.padded(batch), depth)
+
+    def compare(self, batch: Sequence[int], residuals: Tensor, tokens: Tensor, depth: int) -> list[Rows]:
+        """``rows`` of a batch whose streams and tokens are at hand; the target's words carry no gradient."""
         read = self.model(self.target, residuals, tokens, depth)
         extra, seen = extra_rows(tokens, self.ids)
         head = self.target.head[torch.cat([self.ids, extra])]
-        wanted = self.target.read_by_head(residuals[:, :, -1]) @ head.T
+        wanted = self.target.read_by_head(residuals[:, :, -1].detach()) @ head.T
         found = []
         for step, hidden in enumerate(read, start=1):
-            row, chain = self._places(batch, step)
+            row, chain = self.places(batch, step)
             # Of tokens drafted since, none is in the context that does not lie in the vocabulary anyway.
             barred = seen[row] > (chain + 1)[:, None]
             barred = F.pad(barred, (len(self.ids), 0))
             asked = wanted[row, chain + step].masked_fill(barred, -torch.inf)
             given = (hidden[row, chain] @ head.T).masked_fill(barred, -torch.inf)
-            found.append(_Rows(asked, given))
+            found.append(Rows(asked, given))
         return found
 
-    def _places(self, batch: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+    def places(self, batch: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
         """(place in the batch, position where the chain starts) of every chain within an answer that is long
         enough for a ``step``-th token; what that should be the target says at position start + step."""
         rows, chains = [], []
@@ -170,7 +186,7 @@ class DraftTrainer(Run):
         token (whether or not the steps before did)."""
         loss = count = 0.0
         agreed = [0.0] * self.depth
-        for batch in self._groups(self.held_out):
+        for batch in self.grouped(self.held_out):
             steps = self.rows(batch, self.depth)
             loss += float(soft_cross_entropy(steps[0].wanted, steps[0].given))
             count += len(steps[0].wanted)
@@ -211,6 +227,16 @@ class DraftTrainer(Run):
     def linears(self) -> list[MXLinear]:
         return list(self.model.linears().values()) if self.quantized else []
 
+    @torch.no_grad()
+    def clamp_latents(self) -> None:
+        if self.quantized:
+            for linear in self.model.linears().values():
+                linear.weight.clamp_(-self.recipe.latent_clip, self.recipe.latent_clip)
+
+    def optimizers(self) -> list[tuple[torch.optim.Optimizer, list[Tensor]]]:
+        """What steps, and on what; gradients are clipped apart."""
+        return [(self.optimizer, list(self.model.parameters()))]
+
     # ---- checkpoint ----
 
     def state(self) -> dict[str, Any]:
@@ -250,15 +276,16 @@ class DraftTrainer(Run):
 
     # ---- text ----
 
-    def _features(
+    def compute_features(
         self, corpora: Sequence[Corpus], progress: Callable[[int, int], None] | None
     ) -> list[Features]:
-        """The target's streams for each corpus; the first process computes what is not on file yet."""
+        """The target's streams for each corpus; the first process computes what is wanted and not on file."""
         if self.rank > 0:
             distributed.barrier()
         found = []
-        total = sum(corpus.tokens for corpus in corpora)
-        done = 0
+        used = np.array(sorted([*self.training, *self.held_out]))
+        total = sum(len(self.documents[number].tokens) for number in used)
+        done = first = 0
 
         def tell(tokens: int) -> None:
             nonlocal done
@@ -268,15 +295,16 @@ class DraftTrainer(Run):
 
         for name, corpus in zip(self.recipe.texts, corpora, strict=True):
             documents = [corpus.documents[number].tokens for number in sorted(corpus.documents)]
-            cache = self.directory / f"{Path(name).stem}.npy"
+            cache = self.directory / f"{Path(name).stem}.{self.recipe.target}.npy"
             features = Features(self.target, self.recipe.feature_layers, documents, cache)
-            features.compute(tell)
+            features.compute(tell, (used - first).tolist())
             found.append(features)
+            first += len(documents)
         if self.rank == 0 and self.processes > 1:
             distributed.barrier()
         return found
 
-    def _read(self, number: int) -> tuple[Tensor, Tensor]:
+    def read(self, number: int) -> tuple[Tensor, Tensor]:
         """Residual streams [T, layers, hidden] and tokens [T] of a document."""
         tokens = torch.from_numpy(self.documents[number].tokens.astype(np.int64))
         for features in self.features:
@@ -285,9 +313,9 @@ class DraftTrainer(Run):
             number -= len(features.documents)
         raise IndexError(number)
 
-    def _padded(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def padded(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Residual streams [B, T, layers, hidden] and tokens [B, T] of documents, zeros behind their ends."""
-        read = [self._read(number) for number in batch]
+        read = [self.read(number) for number in batch]
         streams = torch.nn.utils.rnn.pad_sequence([r for r, _ in read], batch_first=True)
         return streams, torch.nn.utils.rnn.pad_sequence([t for _, t in read], batch_first=True)
 
@@ -295,7 +323,7 @@ class DraftTrainer(Run):
         document = self.documents[number]
         return document.tokens[document.answer_start :]
 
-    def _groups(self, numbers: Sequence[int]) -> list[list[int]]:
+    def grouped(self, numbers: Sequence[int]) -> list[list[int]]:
         lengths = [len(self.documents[number].tokens) for number in numbers]
         groups = batches(lengths, np.zeros(len(numbers), np.bool_), self.recipe.batch)
         return [[numbers[i] for i in group] for group in groups]

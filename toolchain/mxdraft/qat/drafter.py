@@ -11,11 +11,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mxdraft import mx
 from mxdraft.checkpoint import ModelConfig
 from mxdraft.drafter import Drafter as TrainedDrafter
 from mxdraft.qat.fakequant import MXLinear, fake_quant_activations
@@ -122,8 +120,8 @@ class Fused(Drafter):
         size = self.start_from_ridge(target, documents)
         (layer,), last = self.model.layers, target.model.layers[-1]
         layer.input_layernorm.weight.copy_(size * last.input_layernorm.weight)
-        layer.self_attn.q_proj.load_state_dict(last.self_attn.q_proj.state_dict())
-        layer.self_attn.k_proj.load_state_dict(last.self_attn.k_proj.state_dict())
+        layer.self_attn.q_proj.weight.copy_(last.self_attn.q_proj.read())
+        layer.self_attn.k_proj.weight.copy_(last.self_attn.k_proj.read())
         _randomize(layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj)
         self.model.norm.weight.copy_(_TEMPER * size * target.model.norm.weight)
 
@@ -164,10 +162,7 @@ def restored(trained: TrainedDrafter, config: ModelConfig) -> Fused:
     """The model that a file of ``mxdraft.drafter`` holds."""
     model = Fused(config, len(trained.feature_layers))
     for name, linear in model.linears().items():
-        plane = trained.planes[name]
-        scale = np.ldexp(np.float32(1), plane.scale.astype(np.int32) - 127)
-        latent = mx.dequantize(plane) / np.repeat(scale, mx.BLOCK, 1)
-        linear.start(torch.from_numpy(latent), torch.from_numpy(scale))
+        linear.restore(trained.planes[name])
     with torch.no_grad():
         for name, norm in model.norms().items():
             norm.copy_(torch.from_numpy(trained.norms[name]))

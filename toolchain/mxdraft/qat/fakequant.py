@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mxdraft.mx import ACTIVATION_STEPS, ACTIVATION_TINY, BLOCK, MXTensor
+from mxdraft.mx import ACTIVATION_STEPS, ACTIVATION_TINY, BLOCK, MXTensor, dequantize
 
 _POWER_OF_TWO = 0x7F800000  # mask that leaves a positive float its exponent: the power of two not above it
 _SNAP = 1.5 * 2.0**23  # x + s * _SNAP - s * _SNAP rounds x to a multiple of s, ties to even, and gives no -0
@@ -82,11 +82,20 @@ class MXLinear(nn.Module):
         self.weight.data.copy_(latent)
         self.scale = scale
 
-    def forward(self, x: Tensor) -> Tensor:
+    def restore(self, plane: MXTensor) -> None:
+        """Begin to read the weight through MXFP4 where ``plane`` is: the inverse of ``mx``."""
+        scale = np.ldexp(np.float32(1), plane.scale.astype(np.int32) - 127)
+        latent = dequantize(plane) / np.repeat(scale, BLOCK, 1)
+        self.start(torch.from_numpy(latent), torch.from_numpy(scale))
+
+    def read(self) -> Tensor:
+        """The weight [out, in] as products see it."""
         if self.scale is None:
-            return F.linear(x, self.weight)
-        weight = _FakeQuantMXFP4.apply(self.weight, self.scale)
-        return F.linear(x, weight)
+            return self.weight
+        return cast(Tensor, _FakeQuantMXFP4.apply(self.weight, self.scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.read())
 
     def mx(self) -> MXTensor:
         """The plane that ships: codes of the latents with the frozen exponents."""

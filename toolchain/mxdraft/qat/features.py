@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mxdraft.bundle import Bundle
 from mxdraft.checkpoint import ModelConfig
+from mxdraft.errors import UsageError
 from mxdraft.mx import MXTensor, dequantize
 from mxdraft.qat.data import open_array
 from mxdraft.qat.model import Llama
@@ -20,17 +22,27 @@ from mxdraft.qat.model import Llama
 _BATCH_TOKENS = 2048  # padding included
 
 
-def base_target(bundle: Bundle) -> Llama:
-    """The target as the runtime computes it in base precision: MXFP4 plane, int8 activations; frozen."""
-    tensors = {}
-    for section, name in bundle.tensors:
-        if section in ("target.shared", "target.base"):
+def bundle_target(bundle: Bundle, precision: Literal["base", "full"]) -> Llama:
+    """The target as the runtime computes it, frozen: in base precision the MXFP4 plane and int8 activations;
+    in full precision base and residual, and activations in f32, which the runtime's 15 bits come close to.
+
+    Raises UsageError if the bundle has no residual plane but is asked for full precision.
+    """
+    if precision == "full" and "target.residual" not in bundle.sections:
+        raise UsageError("this bundle has base precision only")
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for section, name in bundle.tensors:  # the residual plane is the last of the three
+        if section in ("target.shared", "target.base", "target.residual"):
             tensor = bundle.get(section, name)
             values = dequantize(tensor) if isinstance(tensor, MXTensor) else tensor.astype(np.float32)
-            tensors[name] = values[0] if len(values) == 1 else values
+            values = values[0] if len(values) == 1 else values
+            if section != "target.residual":
+                tensors[name] = values
+            elif precision == "full":  # its norms replace those of base
+                tensors[name] = values if values.ndim == 1 else tensors[name] + values
     tied = "lm_head.weight" not in tensors
     config = ModelConfig(**vars(bundle.config), rope_theta=1.0, tied=tied)
-    target = Llama(_Weights(config, tensors), int8_activations=True).requires_grad_(False)
+    target = Llama(_Weights(config, tensors), int8_activations=precision == "base").requires_grad_(False)
     target.cos, target.sin = (torch.from_numpy(tensors[name]) for name in ("rope.cos", "rope.sin"))
     return target
 
@@ -64,9 +76,15 @@ class Features:
         states = self.states[self.starts[number] : self.starts[number + 1]]
         return torch.from_numpy(states.astype(np.float32))
 
-    def compute(self, progress: Callable[[int], None] | None = None) -> None:
-        """Fill the file, in no order; ``progress`` gets the number of tokens after each batch."""
-        groups = batches([len(d) for d in self.documents], self._known, _BATCH_TOKENS)
+    def compute(
+        self, progress: Callable[[int], None] | None = None, numbers: Sequence[int] | None = None
+    ) -> None:
+        """Fill the file for documents ``numbers`` (all), in no order; ``progress`` gets the number of tokens
+        after each batch."""
+        skip = self._known.copy()
+        if numbers is not None:
+            skip |= ~np.isin(np.arange(len(self.documents)), numbers)
+        groups = batches([len(d) for d in self.documents], skip, _BATCH_TOKENS)
         for place in np.random.default_rng(0).permutation(len(groups)):
             batch = groups[place]
             tokens = pad([self.documents[i] for i in batch])

@@ -54,14 +54,18 @@ class Quality:
 
 
 @torch.no_grad()
-def measure_quality(student: Tensor, teacher: Tensor, head: Tensor, tokens: Tensor) -> Quality:
-    """Compare final hidden states [B, T, hidden] over int64 tokens [B, T].
+def measure_quality(
+    student: Tensor, teacher: Tensor, head: Tensor, tokens: Tensor, student_head: Tensor | None = None
+) -> Quality:
+    """Compare final hidden states [B, T, hidden] over int64 tokens [B, T]; both are read by ``head`` [vocab,
+    hidden], unless the student has its own.
 
     Every position counts for KL and agreement, all but the last of each sequence for perplexity.
     """
+    own_head = head if student_head is None else student_head
     kl = agreement = nll = teacher_nll = 0.0
     for s, t, ids in zip(student, teacher, tokens, strict=True):
-        given, wanted = (torch.log_softmax(hidden @ head.T, -1) for hidden in (s, t))
+        given, wanted = torch.log_softmax(s @ own_head.T, -1), torch.log_softmax(t @ head.T, -1)
         kl += float((wanted.exp() * (wanted - given)).sum())
         agreement += float((given.argmax(-1) == wanted.argmax(-1)).sum())
         nll -= float(given[:-1].gather(-1, ids[1:, None]).sum())

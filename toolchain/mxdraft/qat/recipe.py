@@ -61,10 +61,14 @@ class Recipe(Schedule):
 
 @dataclass(frozen=True)
 class DraftRecipe(Schedule):
-    """Training of a drafter on a frozen target. ``lr`` and ``norm_lr`` are absolute, ``quantized_lr`` is in
+    """Training of a drafter. ``lr`` and ``norm_lr`` are absolute, ``quantized_lr`` is in
     grid units."""
 
     architecture: Literal["fused", "block"]  # the runtime has ``fused`` (drafter.py)
+    target: Literal["base", "full"]  # the precision whose streams are read and whose words are foreseen
+    target_lr: float  # in grid units, of a base plane that trains along (cotrain.py); 0: it is frozen
+    draft_weight: float  # of the drafter's loss in that base plane's, beside its divergence from the teacher
+    reach: float  # of that base plane, as in ``Recipe``
     texts: list[str]  # corpora (mxdraft.corpus), relative to the recipe
     share: float  # of the documents that may train, how many do: 1 is all, the first ones are taken
     held_out: int  # documents, the last of each corpus, that never train; they calibrate the confidence

@@ -98,6 +98,8 @@ class Run(ABC):
         linears = self.linears()
         if not linears:
             return {}
+        if self.codes and len(self.codes[-1]) != len(linears):
+            self.codes.clear()
         self.codes.append([round_e2m1(m.weight).mul_(2).to(torch.int8) for m in linears])
         count = sum(m.weight.numel() for m in linears)
         shares = {"clipped": sum(int((m.weight.abs() > 7).sum()) for m in linears) / count}

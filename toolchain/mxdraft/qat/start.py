@@ -8,7 +8,7 @@ rounding are latents whose rounding is GPTQ's, which is what straight-through tr
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,18 @@ def search_scale(weight: Tensor) -> Tensor:
     """2**exponent [out, in/32] of the rule ``search`` of mxdraft.mx."""
     code = mx.quantize(weight.detach().cpu().numpy(), "mxfp4", "search").scale
     return torch.from_numpy(np.ldexp(np.float32(1), code.astype(np.int32) - 127)).to(weight.device)
+
+
+@torch.no_grad()
+def latent_bounds(
+    weights: Llama, student: Llama, reach: float, latent_clip: float
+) -> list[tuple[float, float] | tuple[Tensor, Tensor]]:
+    """Least and largest latents of each linear layer of ``student``, which rounds ``weights``: within
+    ``reach``, or with 0 anywhere up to ``latent_clip``."""
+    if not reach:
+        return [(-latent_clip, latent_clip)] * len(weights.linears())
+    pairs = zip(weights.linears().values(), student.linears().values(), strict=True)
+    return [within_reach(w.weight, cast(Tensor, s.scale), reach) for w, s in pairs]
 
 
 def within_reach(weight: Tensor, scale: Tensor, reach: float) -> tuple[Tensor, Tensor]:

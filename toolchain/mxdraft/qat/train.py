@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from mxdraft.qat.loss import Quality, distillation_loss, measure_quality
 from mxdraft.qat.model import Llama
 from mxdraft.qat.recipe import Recipe, read_recipe
 from mxdraft.qat.run import Run
-from mxdraft.qat.start import start_quantized, within_reach
+from mxdraft.qat.start import latent_bounds, start_quantized
 from mxdraft.qat_delta import TrainedBase, write_delta
 
 
@@ -73,7 +73,7 @@ class Trainer(Run):
             if self.processes > 1:  # unlike machines may compensate unlike
                 for tensor in self.student.state_dict().values():
                     distributed.broadcast(tensor, 0)
-        self.bounds = self._bounds(teacher)
+        self.bounds = latent_bounds(teacher, self.student, recipe.reach, recipe.latent_clip)
         self._clamp_latents()
 
     def advance(self) -> tuple[float, float]:
@@ -127,14 +127,6 @@ class Trainer(Run):
     def load_state(self, state: dict[str, Any]) -> None:
         load_student(self.student, state["student"])
         self.optimizer.load_state_dict(state["optimizer"])
-
-    @torch.no_grad()
-    def _bounds(self, teacher: Llama) -> list[tuple[float, float] | tuple[Tensor, Tensor]]:
-        """Least and largest latents of each linear layer."""
-        if not self.recipe.reach:
-            return [(-self.recipe.latent_clip, self.recipe.latent_clip)] * len(teacher.linears())
-        pairs = zip(teacher.linears().values(), self.student.linears().values(), strict=True)
-        return [within_reach(t.weight, cast(Tensor, s.scale), self.recipe.reach) for t, s in pairs]
 
     @torch.no_grad()
     def _clamp_latents(self) -> None:
