@@ -139,8 +139,8 @@ function start() {
       if (!Number.isFinite(value) || !control.validity.valid) return;
       const scores = askedScores(run.tokens, decided.scores);
       if (name === "fraction") settings.threshold = exceededBy(scores, value);
-      if (name === "fraction" || name === "threshold") delete settings.core_fraction; // as it stands, throughout
       else settings[name] = value;
+      if (name === "fraction" || name === "threshold") delete settings.core_fraction; // the threshold stays then
       update(control);
     });
   }
