@@ -11,6 +11,7 @@ BUNDLE  := build/$(MODEL).mxb
 DELTA   ?= $(wildcard models/$(MODEL)/qat.delta)
 DRAFTER ?= $(if $(strip $(DELTA)),$(wildcard models/$(MODEL)/drafter.npz))
 TEXT    ?= $(wildcard models/$(MODEL)/teacher_text.npz)
+SCHEDULE?= $(wildcard models/$(MODEL)/schedule.toml)
 # Only from the command line: some shells have HOST in their environment, for this machine.
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
@@ -97,4 +98,4 @@ build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA) $(DRAFTER)
 	$(MXDRAFT) export "$$($(MXDRAFT) fetch $(MODEL))" -o build/$(MODEL) $(DELTA:%=--delta %) $(DRAFTER:%=--drafter %)
 
 $(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft
-	$(MXDRAFT) pack build/$(MODEL) -o $@ $(TEXT:%=--text %)
+	$(MXDRAFT) pack build/$(MODEL) -o $@ $(TEXT:%=--text %) $(SCHEDULE:%=--schedule %)
