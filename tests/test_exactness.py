@@ -300,6 +300,22 @@ def test_quantized_caches_when_emulated(
     assert generate(emulate(aarch64, cpu), bundle, "--kv", kv, "--draft", "auto", *options)[0] == expected
 
 
+@pytest.mark.parametrize("cpu", ["cortex-a53", "cortex-a76", "max"])
+def test_mixed_precision_over_tiers_when_emulated(
+    host: list[str], aarch64: list[str], drafting_bundle: Path, tmp_path: Path, cpu: str
+) -> None:
+    """Everything that depends on the tokens before: core rows, catch-up, tiers; and drafts, which don't."""
+    data = drafting_bundle.read_bytes()
+    schedule = dataclasses.replace(Schedule.default(Bundle(data).config.layers), recent=32)
+    bundle = tmp_path / "scheduled.mxb"
+    bundle.write_bytes(tiny.with_schedule(data, schedule))
+    options = ["-p", "The small boat", "-n", "96", "-t", "1", "--core-fraction", "0.1", "--catch-up", "4"]
+    expected, _ = generate(host, bundle, "--kv", "tiered", "--draft", "off", *options)
+    assert expected != generate(host, bundle, "--draft", "off", *options)[0]
+    command = emulate(aarch64, cpu)
+    assert generate(command, bundle, "--kv", "tiered", "--draft", "auto", *options)[0] == expected
+
+
 # ---- memory ----
 
 

@@ -179,6 +179,35 @@ def test_second_prompts_and_truncation_leave_nothing_behind(model: Model) -> Non
             assert sequence.tokens == after
 
 
+def test_everything_on_depends_on_the_tokens_alone(bundle: Path, tmp_path: Path) -> None:
+    """Mixed precision over a cache in tiers that change several times: whoever drafts, on however many
+    threads, in whatever chunks; and after a truncation it is as if nothing had been."""
+    path = scheduled(bundle, tmp_path, recent=32, core_tokens=0.2)
+    options: dict[str, Any] = {**MIXED, "ctx": 224, "kv": "tiered"}
+    prompt = TEXT + TEXT[::-1]
+    with Model(path) as model:
+
+        def text(rows: int = 64, threads: int = 1, cut: bool = False, **other: Any) -> list[int]:
+            with (
+                Engine(model, threads=threads, max_rows=rows, **options | other) as engine,
+                Sequence(engine, max_tokens=90, ignore_eos=True, temperature=1.0, seed=4) as sequence,
+            ):
+                if cut:
+                    for _ in sequence.generate(prompt[:70]):
+                        pass
+                    sequence.truncate(70)
+                for _ in sequence.generate(prompt[70:] if cut else prompt):
+                    pass
+                assert sequence.stats["core_fraction"]["precision"] > 0
+                assert (sequence.cache.far > 0) == ("kv" not in other)
+                return sequence.tokens
+
+        expected = text()
+        assert expected != text(kv="f16")
+        assert expected == text(rows=5) == text(threads=3) == text(cut=True)
+        assert expected == text(draft="ngram", draft_min=4) == text(draft="auto", threads=2, draft_min=2)
+
+
 # ---- how many ----
 
 
