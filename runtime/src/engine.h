@@ -79,7 +79,7 @@ struct mxd_seq {
     size_t full_done;
     int awaits_full;       /* the row at `done` ran at base precision and is core */
     int catching_up;       /* a pass at full precision had no room for all rows up to the one at `done` */
-    uint32_t waited;       /* steps since then */
+    uint32_t waited;       /* steps for which it has waited for a pass at full precision */
     mxd_token_record awaiting; /* what base precision made of it */
     float core_threshold;  /* score above which a row is core */
     float flip_rate;       /* share of looks, lately, that changed the choice */

@@ -49,7 +49,6 @@ int mxd_turns_core(mxd_seq *s, const mxd_token_record *row) {
     if (!core) return 0;
     MXD_ANNOTATE_MARK("core");
     s->awaits_full = 1;
-    s->waited = 0;
     s->awaiting = seen;
     s->awaiting.look = MXD_LOOK_CORE;
     return 1;
@@ -70,6 +69,7 @@ mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full) {
         s->flip_rate = s->flip_rate + FLIP_SHARE * (flipped - s->flip_rate);
     }
     s->awaits_full = 0;
+    s->waited = 0;
     return row;
 }
 
@@ -77,6 +77,7 @@ void mxd_forget_looks(mxd_seq *s, size_t n) {
     if (s->full_done > n) s->full_done = n;
     if (s->engine->mixes) s->done = s->full_done;
     s->awaits_full = s->catching_up = 0;
+    s->waited = 0;
     s->flip_rate = 0;
     s->core_threshold = s->engine->core_threshold;
 }

@@ -394,7 +394,7 @@ static void report(pass *t, size_t verified, double seconds) {
     mxd_tuner_report(&t->g->tuner, o);
 }
 
-/* Run the sequences' rows that are of one precision; whether there were any. */
+/* Run the sequences' rows that are of the pass's precision, if there are any. */
 static mxd_status run_pass(pass *t, mxd_seq *const *seqs, size_t n, mxd_error *err) {
     mxd_engine *g = t->g;
     double start = mxd_now();
