@@ -537,7 +537,8 @@ def test_archive(network: FakeNetwork, deployed: FakeDevice, bundles: list[Path]
     assert (code, stdout) == (0, f"{path}\n"), stderr
     words = deployed.generate()
     with tarfile.open(path) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in the first releases of 3.11
+        archive.extractall(tmp_path)
     folder = tmp_path / "mxdraft-host"
 
     with (folder / "model.mxb").open("r+b") as file:
