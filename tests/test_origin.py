@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from mxdraft import origin
+from mxdraft import origin, origin_memory
 from mxdraft.bundle import Bundle
 from mxdraft.cli import cli
 from mxdraft.errors import RefusedError
@@ -149,3 +150,16 @@ def test_evaluate_origin_reports_every_resource(
     assert set(found["together"]["1"]) == {"full", "compute", "precision", "memory", "all"}
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "repaired" in capfd.readouterr().out
+
+
+def test_another_schedule_leaves_the_rest_of_a_bundle_as_it_is(long_bundle: Path) -> None:
+    """Also where sections behind it count on their places, as a drafter's do."""
+    good = tiny.with_schedule(long_bundle.read_bytes(), Schedule.default(4))
+    path = long_bundle.parent / "drafting.mxb"
+    path.write_bytes(tiny.with_drafter(good, tiny.drafter(Bundle(good).config)))
+    other = dataclasses.replace(Schedule.default(4), recent=96)
+    with origin_memory._opened(path, other) as model:
+        opened = Bundle.open(Path(model.info.path))
+        assert model.info.has_drafter
+        assert opened.schedule == Schedule.unpack(other.pack(), 4)
+        assert list(opened.sections) == list(Bundle.open(path).sections)

@@ -149,10 +149,11 @@ def _opened(bundle: Path, schedule: Schedule | None) -> Iterator[Model]:
         parsed = Bundle.open(bundle)
         with replacing(path) as file:
             writer = BundleWriter(file)
-            for name in parsed.sections:
-                if name != "schedule":
-                    writer.add(name, [parsed.section(name).tobytes()])
-            writer.add("schedule", [schedule.pack()])
+            for name in dict.fromkeys(
+                [*parsed.sections, "schedule"]
+            ):  # in their places: the drafter counts them
+                data = schedule.pack() if name == "schedule" else parsed.section(name).tobytes()
+                writer.add(name, [data])
             writer.seal()
         with Model(path) as model:
             yield model
