@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise TransferError(f"cannot write {path}: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    """``value`` as JSON. Raises TransferError as ``replacing`` does."""
+    with replacing(path) as file:
+        file.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
 
 
 def default_cache() -> Path:

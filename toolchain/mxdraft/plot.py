@@ -74,6 +74,7 @@ def plot_sensitivity(found: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
+    """In the format that the suffix of ``path`` names."""
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
 
@@ -97,8 +98,7 @@ def plot_calibration(schedule: Schedule, found: Mapping[str, Any], trace: Trace,
         histogram.text(threshold, 0, f"{fraction:.0%}", rotation=90, fontsize="x-small", va="bottom")
     histogram.set(xlabel="score; lines: above them lie so many rows", ylabel="density")
     histogram.legend()
-    with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
+    _save(figure, path)
 
 
 def plot_origin(results: Mapping[str, Any], path: Path) -> None:
@@ -117,5 +117,4 @@ def plot_origin(results: Mapping[str, Any], path: Path) -> None:
         axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
     axes.set(xlabel="bytes of weights a token, of full precision's", ylabel="same choice as full precision")
     axes.legend(fontsize="small")
-    with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
+    _save(figure, path)

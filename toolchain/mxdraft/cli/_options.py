@@ -93,10 +93,12 @@ class ExtraOptions(DraftOptions, CacheOptions):
 
 model_option = click.option("-m", "bundle", metavar="BUNDLE", required=True, help="Bundle file (.mxb).")
 
+threads_option = click.option(
+    "-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers."
+)
+
 engine_options = options(
-    click.option(
-        "-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers."
-    ),
+    threads_option,
     click.option("--ctx", type=whole(0, 1 << 20), default="0", help="Context; 0 = min(2048, the model's)."),
     word_option(
         "--precision", ("auto", "base", "full"), "auto", "Weight planes; auto = full where it matters."

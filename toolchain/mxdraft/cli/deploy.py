@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import click
 from mxdraft.cli._options import whole
 from mxdraft.cli._terminal import emit, note
 from mxdraft.errors import TransferError, UsageError
-from mxdraft.files import replacing
+from mxdraft.files import write_json
 
 _path = click.Path(path_type=Path)
 _host = click.option(
@@ -104,7 +103,8 @@ def deploy(
         reports = [_deploy_one(fleet[0].host, fleet[0].target, fleet[0].dest, bundle, service, json_path)]
     else:
         reports = deploy_fleet(fleet, bundle, service, parallel)
-        _write_json(json_path, reports)
+        if json_path is not None:
+            write_json(json_path, reports)
     _print_table(reports)
     codes = [report["code"] for report in reports]
     if any(code != 0 for code in codes):
@@ -130,7 +130,8 @@ def status(hosts: tuple[str, ...], dest: str | None, json_path: Path | None) -> 
     for host in hosts:
         reports.append(_run(host, dest, "status"))
         _print_results(reports[-1])
-    _write_json(json_path, reports)
+    if json_path is not None:
+        write_json(json_path, reports)
 
 
 def _run(host: str, dest: str | None, action: str) -> dict[str, str]:
@@ -151,7 +152,8 @@ def _deploy_one(
     release = prepare(target, bundle)
     report = deploy_device(Device(host, dest, note), release, service, note, _progress_bar)
     report |= {"target": target, "code": 0, "error": None}
-    _write_json(json_path, [report])
+    if json_path is not None:
+        write_json(json_path, [report])
     return report
 
 
@@ -181,12 +183,6 @@ def _print_table(reports: list[dict[str, Any]]) -> None:
 
 def _print_results(results: dict[str, str]) -> None:
     emit("".join(f"{key} {value}\n" for key, value in results.items()).encode("utf-8", "surrogateescape"))
-
-
-def _write_json(path: Path | None, value: object) -> None:
-    if path is not None:
-        with replacing(path) as file:
-            file.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
 
 
 @contextmanager

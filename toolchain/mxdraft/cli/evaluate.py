@@ -16,16 +16,23 @@ from mxdraft.cli._options import (
     limit_option,
     model_option,
     real,
+    threads_option,
     whole,
     word_option,
 )
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import RefusedError, UsageError
-from mxdraft.files import replacing
+from mxdraft.files import write_json
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import Draft, Precision
 
 _path = click.Path(path_type=Path)
+_json_option = click.option(
+    "--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file."
+)
+_plot_option = click.option(
+    "--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg)."
+)
 
 
 @click.group()
@@ -47,7 +54,7 @@ def evaluate() -> None:
 @click.option(
     "--source", type=click.Path(path_type=Path), help="The unquantized weights; fetched by default."
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results to this file.")
+@_json_option
 def quality(
     bundle: str,
     text: Path,
@@ -101,8 +108,7 @@ def quality(
     for name, r in results.items():
         emit(f"{name:<10}{r['kl']:>9.4f}{r['agreement']:>12.2%}{r['perplexity']:>12.3f}\n".encode())
     if json_path:
-        with replacing(json_path) as file:
-            file.write(json.dumps({"results": results, "ctx": ctx, "bundle": bundle}, indent=1).encode())
+        write_json(json_path, {"results": results, "ctx": ctx, "bundle": bundle})
 
 
 @evaluate.command(
@@ -116,8 +122,8 @@ def quality(
 @word_option(
     "--start", ("round", "compensate"), "round", "Plain rounding, or GPTQ against these very tokens."
 )
-@click.option("--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file.")
-@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg).")
+@_json_option
+@_plot_option
 def sensitivity(
     weights: Path,
     text: Path,
@@ -152,8 +158,7 @@ def sensitivity(
         emit(f"{row['group']:<20}{sizes}{numbers}\n".encode())
     if json_path:
         facts = {"start": start, "tokens": windows.size, "ctx": ctx, "weights": checkpoint.source_sha256}
-        with replacing(json_path) as file:
-            file.write(json.dumps({"results": found, **facts}, indent=1).encode())
+        write_json(json_path, {"results": found, **facts})
     if plot_path:
         from mxdraft.plot import plot_sensitivity
 
@@ -176,7 +181,7 @@ def sensitivity(
 @limit_option("128", 2)
 @engine_options
 @click.option("--temp", type=real(0, 100), default="0", help="Temperature; 0 = greedy.")
-@click.option("--json", "json_path", type=_path, help="Write the results to this file.")
+@_json_option
 def speculation(
     bundle: str,
     prompts: Path,
@@ -227,8 +232,7 @@ def speculation(
             {"task": r.prompt.task, "tokens": r.tokens, "repetition": r.repetition, "stats": r.stats}
             for r in runs
         ]
-        with replacing(json_path) as file:
-            file.write(json.dumps(facts | {"results": results, "runs": each}, indent=1).encode())
+        write_json(json_path, facts | {"results": results, "runs": each})
 
 
 @evaluate.command(
@@ -246,8 +250,8 @@ def speculation(
 @click.option("--temp", "temperature", type=real(0, 100), default="0", help="Temperature; 0 = greedy.")
 @click.option("-n", "tokens", type=whole(2, 1 << 16), default="128", help="Most tokens of an answer.")
 @click.option("--depth", type=whole(1, 8), default="4", help="Longest draft.")
-@click.option("--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file.")
-@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg).")
+@_json_option
+@_plot_option
 def acceptance(
     bundle: str,
     drafters: tuple[str, ...],
@@ -306,9 +310,7 @@ def acceptance(
             _emit_gains(name, next(iter(named)), gains[name])
     if json_path:
         facts = {"temperature": temperature, "tokens": tokens, "bundle": bundle, "prompts": len(rollouts)}
-        found = {"results": results, "gains": gains, "reliability": calibrations, **facts}
-        with replacing(json_path) as file:
-            file.write(json.dumps(found, indent=1).encode())
+        write_json(json_path, {"results": results, "gains": gains, "reliability": calibrations, **facts})
     if plot_path:
         from mxdraft.plot import plot_acceptance
 
@@ -322,9 +324,9 @@ def acceptance(
 @click.option("--quick", is_flag=True, help="A small sample of everything: minutes instead of an hour.")
 @click.option("--text", type=_path, help="Text (UTF-8 or .npz) to measure on; by default, its own answers.")
 @click.option("--tokens", type=whole(256, 1 << 20), default="6144", help="Tokens of it at most.")
-@click.option("-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers.")
-@click.option("--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file.")
-@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg).")
+@threads_option
+@_json_option
+@_plot_option
 def origin(
     bundle: str,
     quick: bool,
@@ -346,8 +348,7 @@ def origin(
     for line in _origin_lines(results):
         emit(f"{line}\n".encode())
     if json_path:
-        with replacing(json_path) as file:
-            file.write(json.dumps(results | {"bundle": bundle, "quick": quick}, indent=1).encode())
+        write_json(json_path, results | {"bundle": bundle, "quick": quick})
     if plot_path:
         plot_origin(results, plot_path)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mxdraft.cli._options import model_option, whole
+from mxdraft.cli._options import model_option, threads_option, whole
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.files import replacing
 from mxdraft.runtime import Model
@@ -21,7 +21,7 @@ _path = click.Path(path_type=Path)
 @model_option
 @click.option("--text", type=_path, required=True, help="Text (UTF-8 or .npz) to record on.")
 @click.option("--tokens", type=whole(256, 1 << 20), default="8192", help="Tokens of it at most.")
-@click.option("-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers.")
+@threads_option
 @click.option("-o", "output", metavar="FILE", type=_path, required=True, help="The schedule (.toml).")
 @click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw the fit (.png or .svg).")
 def calibrate(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
@@ -55,45 +57,47 @@ class _RunOptions(EngineOptions, _SamplingOptions, ExtraOptions):
 _run_options = options(engine_options, cache_options, sampling_options, draft_options)
 
 
+class _PromptOptions(_RunOptions):
+    """What generate and trace are asked: a prompt, how to read it, and how to run."""
+
+    text: str | None
+    file: str | None
+    stdin: str | None
+    limit: int
+    raw: bool
+    system: str | None
+
+
+_prompt_options = options(
+    text_options,
+    limit_option("128"),
+    click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template."),
+    click.option("--system", metavar="TEXT", help="System message before the prompt."),
+    _run_options,
+)
+
+
 @click.command(epilog='Example: mxdraft generate -m build/smollm2-135m.mxb -p "Why is the sky blue?"')
 @model_option
-@text_options
-@limit_option("128")
-@click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
-@click.option("--system", metavar="TEXT", help="System message before the prompt.")
-@_run_options
+@_prompt_options
 @click.option("--dump-tokens", is_flag=True, help="Print prompt and generated ids on stderr.")
 @click.option("--explain", is_flag=True, help="Colour the text that was drafted and accepted.")
 @stats_option("text")
 def generate(
-    bundle: str,
-    text: str | None,
-    file: str | None,
-    stdin: str | None,
-    limit: int,
-    raw: bool,
-    system: str | None,
-    dump_tokens: bool,
-    explain: bool,
-    stats: str,
-    **run: Unpack[_RunOptions],
+    bundle: str, dump_tokens: bool, explain: bool, stats: str, **asked: Unpack[_PromptOptions]
 ) -> None:
     """Continue a prompt: one user message through the chat template, or with --raw the plain text."""
     interrupt = Interrupt()
-    _check_system(raw, system)
-    prompt = read_text(text, file, stdin)
-    with Model(bundle) as model:
-        ids = _prompt_ids(model, prompt, raw, system)
-        with _open_engine(model, run) as engine, _open_sequence(engine, run, limit) as sequence:
-            if dump_tokens:
-                note("prompt_tokens: " + " ".join(map(str, ids)))
-            sequence.prompt(ids)
-            _stream(sequence, interrupt, explain)
-            if os.isatty(1):
-                emit(b"\n")
-            if dump_tokens:
-                note("generated_tokens: " + " ".join(map(str, sequence.tokens[len(ids) :])))
-            _print_stats(sequence, stats)
+    with _opened(bundle, asked) as (sequence, ids):
+        if dump_tokens:
+            note("prompt_tokens: " + " ".join(map(str, ids)))
+        sequence.prompt(ids)
+        _stream(sequence, interrupt, explain)
+        if os.isatty(1):
+            emit(b"\n")
+        if dump_tokens:
+            note("generated_tokens: " + " ".join(map(str, sequence.tokens[len(ids) :])))
+        _print_stats(sequence, stats)
     if interrupt.requested:
         sys.exit(130)
 
@@ -149,11 +153,7 @@ def tokenize(
     "--full -o trace.jsonl --html trace.html"
 )
 @click.option("-m", "bundle", metavar="BUNDLE", help="Bundle file (.mxb).")
-@text_options
-@limit_option("128")
-@click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
-@click.option("--system", metavar="TEXT", help="System message before the prompt.")
-@_run_options
+@_prompt_options
 @click.option("--full", is_flag=True, help="Also what full precision would choose; greedy only.")
 @click.option("-o", "output", metavar="FILE", type=_path, help="JSON lines to write while it runs.")
 @click.option("--from", "source", metavar="FILE", type=_path, help="No run: the page of a recorded one.")
@@ -164,17 +164,11 @@ def tokenize(
 def trace(
     context: click.Context,
     bundle: str | None,
-    text: str | None,
-    file: str | None,
-    stdin: str | None,
-    limit: int,
-    raw: bool,
-    system: str | None,
     full: bool,
     output: Path | None,
     source: Path | None,
     html: Path | None,
-    **run: Unpack[_RunOptions],
+    **asked: Unpack[_PromptOptions],
 ) -> None:
     """Record a run as generate makes it: signals, decisions and costs of each token (docs/trace.md)."""
     if source is not None:
@@ -186,22 +180,18 @@ def trace(
         return
     if bundle is None or output is None:
         raise UsageError(f"{'-m' if bundle is None else '-o'} is required")
-    if full and (run["temp"] > 0 or run["repeat_penalty"] != 1):
+    if full and (asked["temp"] > 0 or asked["repeat_penalty"] != 1):
         raise UsageError("--full compares greedy choices: leave out --temp and --repeat-penalty")
     if output.exists() and Path(bundle).exists() and output.samefile(bundle):
         raise UsageError(f"-o {output} is the bundle")
-    _check_system(raw, system)
     if html is not None:
         import mxdraft.trace.page  # noqa: F401  (what it needs is missed before the run, not after)
     interrupt = Interrupt()
-    prompt = read_text(text, file, stdin)
-    options = {"limit": limit, "raw": raw, "system": system, "full": full, **run}
-    with Model(bundle) as model:
-        ids = _prompt_ids(model, prompt, raw, system)
-        with _open_engine(model, run) as engine, _open_sequence(engine, run, limit) as sequence:
-            beside = _full_precision(engine, ids) if full else None
-            sequence.prompt(ids)
-            _record(sequence, beside, output, options, interrupt)
+    recorded = {name: value for name, value in asked.items() if name not in ("text", "file", "stdin")}
+    with _opened(bundle, asked) as (sequence, ids):
+        beside = _full_precision(sequence.engine, ids) if full else None
+        sequence.prompt(ids)
+        _record(sequence, beside, output, recorded | {"full": full}, interrupt)
     if html is not None:
         _write_page(output, html)
     if interrupt.requested:
@@ -290,13 +280,20 @@ def _opening(system: str | None) -> list[tuple[str, bytes]]:
     return [] if system is None else [("system", os.fsencode(system))]
 
 
-def _check_system(raw: bool, system: str | None) -> None:
-    if raw and system is not None:
+@contextmanager
+def _opened(bundle: str, asked: _PromptOptions) -> Iterator[tuple[Sequence, list[int]]]:
+    """A sequence, and the ids of the prompt that it is to get."""
+    if asked["raw"] and asked["system"] is not None:
         raise UsageError("--system needs the chat template: leave out --raw")
-
-
-def _prompt_ids(model: Model, prompt: bytes, raw: bool, system: str | None) -> list[int]:
-    return _raw_ids(model, prompt) if raw else _chat_ids(model, _opening(system), prompt)
+    prompt = read_text(asked["text"], asked["file"], asked["stdin"])
+    with Model(bundle) as model:
+        raw = asked["raw"]
+        ids = _raw_ids(model, prompt) if raw else _chat_ids(model, _opening(asked["system"]), prompt)
+        with (
+            _open_engine(model, asked) as engine,
+            _open_sequence(engine, asked, asked["limit"]) as sequence,
+        ):
+            yield sequence, ids
 
 
 def _raw_ids(model: Model, prompt: bytes) -> list[int]:

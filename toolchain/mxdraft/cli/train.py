@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mxdraft.cli._options import model_option, whole
+from mxdraft.cli._options import model_option, threads_option, whole
 from mxdraft.cli._terminal import note
 from mxdraft.errors import UsageError
 from mxdraft.runtime import Model
@@ -34,7 +34,7 @@ def train() -> None:
 @_output_option
 @click.option("--documents", type=whole(1, 1 << 24), required=True, help="How many, loops included.")
 @click.option("--seed", type=whole(0, (1 << 63) - 1), default="0", help="Of the whole file.")
-@click.option("-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers.")
+@threads_option
 def text(bundle: str, output: Path, documents: int, seed: int, threads: int) -> None:
     """Let base precision write training text: user turns and answers, from nothing but the chat template.
 
