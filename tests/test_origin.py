@@ -85,7 +85,7 @@ def test_rules_are_what_they_are_called(model: Model) -> None:
 def test_bytes_of_a_token_are_those_that_the_runtime_counts(model: Model) -> None:
     from mxdraft.origin_precision import weight_bytes
 
-    base, full = weight_bytes(model)
+    base, full = weight_bytes(Bundle.open(Path(model.info.path)))
     for precision, expected in (("base", base), ("full", full)):
         with (
             Engine(model, ctx=64, threads=1, precision=precision, draft="off") as engine,  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_another_schedule_leaves_the_rest_of_a_bundle_as_it_is(long_bundle: Path
     path = long_bundle.parent / "drafting.mxb"
     path.write_bytes(tiny.with_drafter(good, tiny.drafter(Bundle(good).config)))
     other = dataclasses.replace(Schedule.default(4), recent=96)
-    with origin_memory._opened(path, other) as model:
+    with origin_memory._opened(path, Bundle.open(path), other) as model:
         opened = Bundle.open(Path(model.info.path))
         assert model.info.has_drafter
         assert opened.schedule == Schedule.unpack(other.pack(), 4)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mxdraft import logistic
 from mxdraft.corpus import repetition
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import replacing
@@ -391,15 +392,12 @@ def reliability(
                 right[step].append(bool(table.tokens[place, step] == text[place + step]))
                 if not right[step][-1]:
                     break
-    return [_binned(np.array(c), np.array(r), bins) for c, r in zip(sure, right, strict=True)]
-
-
-def _binned(sure: NDArray[np.float64], right: NDArray[np.bool_], bins: int) -> list[dict[str, float]]:
-    ranges = np.minimum((sure * bins).astype(int), bins - 1)
     return [
-        {"confidence": sure[inside].mean(), "accepted": right[inside].mean(), "count": int(inside.sum())}
-        for inside in (ranges == i for i in range(bins))
-        if inside.any()
+        [
+            {"confidence": confidence, "accepted": accepted, "count": count}
+            for confidence, accepted, count in logistic.reliability(np.array(c), np.array(r, bool), bins)
+        ]
+        for c, r in zip(sure, right, strict=True)
     ]
 
 

@@ -4,7 +4,7 @@ calibrate`` do."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mxdraft.errors import RefusedError, TransferError
 from mxdraft.ngrams import read_documents
 from mxdraft.origin_precision import (
     Control,
+    Progress,
     Trace,
     calibrated,
     identification,
@@ -30,7 +31,6 @@ from mxdraft.runtime import Sequence as RuntimeSequence
 from mxdraft.schedule import FRACTIONS, Schedule
 
 Document = NDArray[np.int64]
-Progress = Callable[[str], None]
 
 _WINDOW = 384
 
@@ -38,8 +38,7 @@ _WINDOW = 384
 def own_text(model: Model, prompts: Sequence[str], tokens: int, threads: int) -> list[Document]:
     """Questions and the answers that full precision gives: what the model is really asked to write."""
     documents = []
-    precision = "full" if model.info.has_residual else "base"
-    with Engine(model, ctx=_WINDOW, threads=threads, precision=precision) as engine:  # type: ignore[arg-type]
+    with Engine(model, ctx=_WINDOW, threads=threads, precision="full") as engine:
         for prompt in prompts:
             ids = model.chat([("user", prompt)])
             with RuntimeSequence(engine, max_tokens=tokens) as sequence:
@@ -64,12 +63,9 @@ def read_text(model: Model, path: Path, tokens: int) -> list[Document]:
         except OSError as error:
             raise TransferError(f"cannot read {path}: {error.strerror}") from error
         chosen = [ids[start : start + _WINDOW] for start in range(0, len(ids), _WINDOW)]
-    total = np.cumsum([len(document) for document in chosen])
-    kept = [
-        document
-        for document, before in zip(chosen, total - [len(d) for d in chosen], strict=True)
-        if before < tokens
-    ]
+    kept: list[Document] = []
+    while len(kept) < len(chosen) and sum(map(len, kept)) < tokens:
+        kept.append(chosen[len(kept)])
     if not kept:
         raise RefusedError(f"{path}: no text in it")
     return kept
@@ -150,10 +146,9 @@ def evaluate_precision(
 
 
 def evaluate_compute(
-    model: Model, quick: bool, threads: int, progress: Progress
+    model: Model, prompts: Sequence[list[int]], quick: bool, threads: int, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Places in the verify batch by number of sequences, and how well acceptance is foretold."""
-    prompts = [model.chat([("user", prompt)]) for prompt in PROMPTS]
     concurrencies, tokens = ((1, 48), 24) if quick else ((1, 8, 48), 96)
     compute = origin_compute.measure(
         model, prompts, tokens, 512, threads, concurrencies=concurrencies, rounds=1, progress=progress
@@ -164,11 +159,10 @@ def evaluate_compute(
 
 
 def evaluate_together(
-    model: Model, quick: bool, threads: int, progress: Progress
+    model: Model, prompts: Sequence[list[int]], quick: bool, threads: int, progress: Progress
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Decode tok/s, prompts included, of each resource alone and of all, by number of sequences; ratio to
     full precision without drafting. The same prompts, in turns."""
-    prompts = [model.chat([("user", prompt)]) for prompt in PROMPTS]
     core = {"core_fraction": 0.1}
     chosen: dict[str, dict[str, Any]] = {
         "full": {"precision": "full", "draft": "off"},
@@ -225,8 +219,9 @@ def evaluate_origin(
         documents = read_text(model, text, min(tokens, 1536) if quick else tokens)
     precision = evaluate_precision(model, documents, schedule, quick, threads, progress)
     flips = precision.pop("identification")
-    compute, acceptance = evaluate_compute(model, quick, threads, progress)
-    together = evaluate_together(model, quick, threads, progress)
+    prompts = [model.chat([("user", prompt)]) for prompt in PROMPTS]
+    compute, acceptance = evaluate_compute(model, prompts, quick, threads, progress)
+    together = evaluate_together(model, prompts, quick, threads, progress)
     total = sum(map(len, documents))
     contexts = [ctx for ctx in ((512,) if quick else (1024, 2048)) if ctx <= total]
     memory = origin_memory.measure(

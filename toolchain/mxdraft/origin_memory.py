@@ -72,9 +72,6 @@ def measure(
     """
     results: dict[str, dict[str, dict[str, float]]] = {}
     parsed = Bundle.open(bundle)
-    schedule = Schedule.default(parsed.config.layers)
-    if "schedule" in parsed.sections:
-        schedule = Schedule.unpack(parsed.section("schedule").tobytes(), parsed.config.layers)
     for ctx in contexts:
         with Model(bundle) as model:
             ids = model.encode(text)
@@ -83,10 +80,10 @@ def measure(
         pieces = [ids[i * ctx : (i + 1) * ctx] for i in range(windows)]
         rows: dict[str, dict[str, float]] = {}
         exact: list[NDArray[np.float64]] = []
-        for setting in [Setting("f16", "f16"), *settings(schedule, ctx, bits)]:
+        for setting in [Setting("f16", "f16"), *settings(parsed.schedule, ctx, bits)]:
             if only and setting.name not in (*only, "f16"):
                 continue
-            with _opened(bundle, setting.schedule) as model:
+            with _opened(bundle, parsed, setting.schedule) as model:
                 rows[setting.name] = _row(model, setting, pieces, exact, precision, threads)
             if report is not None:
                 report(str(ctx), setting.name, rows[setting.name])
@@ -138,15 +135,14 @@ def _row(
 
 
 @contextmanager
-def _opened(bundle: Path, schedule: Schedule | None) -> Iterator[Model]:
-    """The bundle, or a copy of it with another schedule."""
+def _opened(bundle: Path, parsed: Bundle, schedule: Schedule | None) -> Iterator[Model]:
+    """The bundle, or a copy of it with another schedule. ``parsed`` is what is in the file."""
     if schedule is None:
         with Model(bundle) as model:
             yield model
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "scheduled.mxb"
-        parsed = Bundle.open(bundle)
         with replacing(path) as file:
             writer = BundleWriter(file)
             for name in dict.fromkeys(

@@ -124,7 +124,7 @@ def measure_rules(
         wanted = [log_softmax(_logits(full, document, None)).astype(np.float32) for document in documents]
     with Engine(model, ctx=ctx, threads=threads, precision="base", draft="off") as base_engine:
         base = _score_all(base_engine, documents, wanted, None)
-    base_bytes, full_bytes = weight_bytes(model)
+    base_bytes, full_bytes = weight_bytes(Bundle.open(Path(model.info.path)))
     results = []
     for control, fraction, catch_up in settings:
         # With larger fractions the engine takes full precision throughout; then the rule alone decides.
@@ -157,9 +157,8 @@ def measure_rules(
     return {"base": base._asdict() | {"bytes_of_full": base_bytes / full_bytes}, "rules": results}
 
 
-def weight_bytes(model: Model) -> tuple[int, int]:
+def weight_bytes(bundle: Bundle) -> tuple[int, int]:
     """Bytes of weights that a pass reads at base and at full precision; the same without a residual plane."""
-    bundle = Bundle.open(Path(model.info.path))
     names = [name for section, name in bundle.tensors if section == "target.shared"]
     head = "lm_head.weight" if "lm_head.weight" in names else "model.embed_tokens.weight"
     base = bundle.sections["target.base"].length + bundle.tensors["target.shared", head].length

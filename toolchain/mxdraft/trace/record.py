@@ -59,15 +59,15 @@ class Recorder:
         """The first line; ``options``: as the user gave them."""
         engine = self._sequence.engine
         model, plan = engine.model, engine.plan
-        schedule = Bundle.open(Path(model.info.path)).schedule
+        bundle = Bundle.open(Path(model.info.path))
         fraction, catch_up = options.get("core_fraction"), options.get("catch_up")
         used = dataclasses.replace(
-            schedule,
-            core_fraction=schedule.core_fraction if fraction is None else fraction,
-            catch_up=catch_up or schedule.catch_up,
+            bundle.schedule,
+            core_fraction=bundle.schedule.core_fraction if fraction is None else fraction,
+            catch_up=catch_up or bundle.schedule.catch_up,
         )
         threshold = used.threshold(used.core_fraction)
-        base, full = weight_bytes(model)
+        base, full = weight_bytes(bundle)
         self._write(
             "run",
             format=FORMAT,
