@@ -16,7 +16,7 @@ from mxdraft.bundle import Bundle
 from mxdraft.cli import cli
 from mxdraft.errors import RefusedError
 from mxdraft.export import export_model
-from mxdraft.origin_compute import run
+from mxdraft.origin_compute import Batch
 from mxdraft.origin_precision import measure_rules, record_trace
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
@@ -134,7 +134,9 @@ def test_evaluate_origin_reports_every_resource(
     monkeypatch.setattr(origin, "PROMPTS", [f"{i} boats" for i in range(48)])
     with Model(long_bundle) as model, Engine(model, 512, 1, "base", max_seqs=48) as engine:
         asked_for = [model.chat([("user", prompt)]) for prompt in origin.PROMPTS]
-        said = [ids + made for ids, made in zip(asked_for, run(engine, asked_for, 48, 24), strict=True)]
+        said = [
+            ids + made for ids, made in zip(asked_for, Batch(engine, asked_for, 48, 24).run(), strict=True)
+        ]
     known = tmp_path / "known.mxb"  # a table that often knows what comes
     known.write_bytes(tiny.with_ngrams(long_bundle.read_bytes(), [ids for ids in said for _ in range(2)]))
     out, plot = tmp_path / "origin.json", tmp_path / "origin.png"

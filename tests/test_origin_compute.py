@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from mxdraft import origin_compute
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.origin_compute import (
     METHODS,
+    Batch,
     Example,
     examples,
     identify,
     judge,
     log_odds,
     measure,
-    run,
 )
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime.engine import DraftRecord
@@ -32,7 +31,7 @@ PROMPTS = [[3 + i, 40 + 2 * i, 9, 3 + i, 40 + 2 * i] for i in range(12)]
 def model(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     """Fixture T with a table of what it says itself to some of the prompts."""
     with Model(bundle) as plain, Engine(plain, ctx=64, threads=1, precision="base", max_seqs=4) as engine:
-        said = [p + made for p, made in zip(PROMPTS, run(engine, PROMPTS, 4, 24), strict=True)]
+        said = [p + made for p, made in zip(PROMPTS, Batch(engine, PROMPTS, 4, 24).run(), strict=True)]
     path = tmp_path_factory.mktemp("origin") / "t.mxb"
     path.write_bytes(tiny.with_ngrams(bundle.read_bytes(), [ids for ids in said[::2] for _ in range(2)]))
     with Model(path) as model:
@@ -64,14 +63,14 @@ def test_methods_are_compared_on_the_same_outputs(model: Model) -> None:
 def test_faults_of_a_comparison_are_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="12 prompts fit: 2 rounds of 8 sequences need more"):
         measure(model, PROMPTS, 20, 64, 1, concurrencies=(8,), rounds=2)
-    real, calls = origin_compute.steps, iter(METHODS)
+    real, calls = Batch.steps, iter(METHODS)
 
-    def wrong(*arguments: Any) -> Iterator[None]:
+    def wrong(batch: Batch) -> Iterator[None]:
         name = next(calls)
-        yield from real(*arguments)
-        arguments[4][-1] += [0] if name == "fixed 2" else []
+        yield from real(batch)
+        batch.made[-1] += [0] if name == "fixed 2" else []
 
-    monkeypatch.setattr(origin_compute, "steps", wrong)
+    monkeypatch.setattr(Batch, "steps", wrong)
     with pytest.raises(NumericError, match=r"drafting \(fixed 2, 1 sequences\) changed the output"):
         measure(model, PROMPTS, 20, 64, 1, concurrencies=(1,), rounds=1)
 

@@ -182,9 +182,9 @@ def evaluate_together(
                 ) as engine:
                     if options["draft"] != "off":
                         engine.measure_costs()
-                    origin_compute.run(engine, prompts[:1], 1, 2)  # touches the weights
+                    origin_compute.Batch(engine, prompts[:1], 1, 2).run()  # touches the weights
                     start = time.perf_counter()
-                    made = origin_compute.run(engine, prompts[:count], places, tokens)
+                    made = origin_compute.Batch(engine, prompts[:count], places, tokens).run()
                     seconds[name].append((time.perf_counter() - start) / sum(map(len, made)))
         results[str(places)] = {
             name: {

@@ -105,63 +105,63 @@ def open_engine(
     return engine
 
 
-def run(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    places: int,
-    tokens: int,
-    tally: Tally | None = None,
-    seen: Callable[[int, list[DraftRecord]], None] | None = None,
-) -> list[list[int]]:
-    """What the engine generates behind each prompt, greedily, up to ``tokens`` tokens; a sequence that ends
-    makes place for the next prompt. ``seen`` gets the drafts of each step with the prompt's number."""
-    made: list[list[int]] = [[] for _ in prompts]
-    for _ in steps(engine, prompts, places, tokens, made, tally, seen):
-        pass
-    return made
+@dataclass
+class Batch:
+    """Prompts through one engine, greedily, up to ``tokens`` tokens each, ``places`` at a time: a sequence that
+    ends makes place for the next prompt. ``made``: what came of each prompt so far. ``seen`` gets the drafts of
+    each step with the prompt's number."""
 
+    engine: Engine
+    prompts: Sequence[list[int]]
+    places: int
+    tokens: int
+    tally: Tally | None = None
+    seen: Callable[[int, list[DraftRecord]], None] | None = None
+    made: list[list[int]] = field(init=False)
 
-def steps(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    places: int,
-    tokens: int,
-    made: list[list[int]],
-    tally: Tally | None = None,
-    seen: Callable[[int, list[DraftRecord]], None] | None = None,
-) -> Iterator[None]:
-    """``run`` step by step, into ``made``."""
-    waiting = iter(enumerate(prompts))
+    def __post_init__(self) -> None:
+        self.made = [[] for _ in self.prompts]
 
-    def begin() -> Iterator[tuple[int, Timeline]]:
-        for i, ids in waiting:
-            sequence = Timeline(engine, max_tokens=tokens)
+    def run(self) -> list[list[int]]:
+        for _ in self.steps():
+            pass
+        return self.made
+
+    def steps(self) -> Iterator[None]:
+        """One engine step at a time."""
+        beginning = self._sequences()
+        running = dict(next(beginning) for _ in range(min(self.places, len(self.prompts))))
+        while running:
+            busy = len(running) == self.places and all(self.made[i] for i in running)
+            before = time.perf_counter()
+            self.engine.step(running.values())
+            seconds = time.perf_counter() - before
+            if self.tally:
+                self.tally.add_step(seconds, [len(sequence.output) for sequence in running.values()], busy)
+            for i, sequence in list(running.items()):
+                self._take(i, sequence, busy)
+                if sequence.stop == "none":
+                    continue
+                sequence.close()
+                del running[i]
+                running |= dict([pair] if (pair := next(beginning, None)) else [])
+            yield
+
+    def _sequences(self) -> Iterator[tuple[int, Timeline]]:
+        for i, ids in enumerate(self.prompts):
+            sequence = Timeline(self.engine, max_tokens=self.tokens)
             sequence.prompt(ids)
             yield i, sequence
 
-    beginning = begin()
-    running = dict(next(beginning) for _ in range(min(places, len(prompts))))
-    while running:
-        busy = len(running) == places and all(made[i] for i in running)
-        before = time.perf_counter()
-        engine.step(running.values())
-        seconds = time.perf_counter() - before
-        if tally:
-            tally.add_step(seconds, [len(sequence.output) for sequence in running.values()], busy)
-        for i, sequence in list(running.items()):
-            made[i] += sequence.output
-            if tally and busy:
-                tally.add_drafts(sequence.drafts)
-            if seen:
-                seen(i, sequence.drafts)
-            if sequence.stop == "none":
-                continue
-            if tally:
-                tally.add_sequence(sequence.stats)
-            sequence.close()
-            del running[i]
-            running |= dict([pair] if (pair := next(beginning, None)) else [])
-        yield
+    def _take(self, i: int, sequence: Timeline, busy: bool) -> None:
+        """What the last step did for prompt i."""
+        self.made[i] += sequence.output
+        if self.seen:
+            self.seen(i, sequence.drafts)
+        if self.tally and busy:
+            self.tally.add_drafts(sequence.drafts)
+        if self.tally and sequence.stop != "none":
+            self.tally.add_sequence(sequence.stats)
 
 
 def measure(
@@ -200,16 +200,15 @@ def measure(
             }
             for index in range(rounds):
                 of_round = fitting[index::rounds][:part]
-                made: dict[str, list[list[int]]] = {name: [[] for _ in of_round] for name in METHODS}
-                under_way = [
-                    steps(engines[name], of_round, places, tokens, made[name], tallies[name])
-                    for name in METHODS
-                ]
+                batches = {
+                    name: Batch(engines[name], of_round, places, tokens, tallies[name]) for name in METHODS
+                }
+                under_way = [batch.steps() for batch in batches.values()]
                 while under_way:  # step by step in turns, so that a disturbance meets all methods
                     under_way = [run_of for run_of in under_way if next(run_of, run_of) is not run_of]
                     under_way = under_way[1:] + under_way[:1]
                 for name in METHODS:
-                    if made[name] != made["off"]:
+                    if batches[name].made != batches["off"].made:
                         raise NumericError(f"drafting ({name}, {places} sequences) changed the output")
                 if progress:
                     progress(f"{places} sequences: round {index + 1}/{rounds}")
@@ -270,9 +269,11 @@ def identify(
         for method in (Method("auto", length), METHODS["auto"]):
             with open_engine(model, method, places, ctx, threads, precision, Path(costs)) as engine:
                 if method.length:
-                    run(engine, fitting, places, tokens, seen=lambda i, d: found.extend(examples(i, d)))
+                    Batch(
+                        engine, fitting, places, tokens, seen=lambda i, d: found.extend(examples(i, d))
+                    ).run()
                 else:
-                    run(engine, fitting, places, tokens, tally)
+                    Batch(engine, fitting, places, tokens, tally).run()
     return judge(found) | {"us_per_step": tally.report()["us_per_step"]}
 
 
