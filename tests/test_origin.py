@@ -134,9 +134,8 @@ def test_evaluate_origin_reports_every_resource(
     monkeypatch.setattr(origin, "PROMPTS", [f"{i} boats" for i in range(48)])
     with Model(long_bundle) as model, Engine(model, 512, 1, "base", max_seqs=48) as engine:
         asked_for = [model.chat([("user", prompt)]) for prompt in origin.PROMPTS]
-        said = [
-            ids + made for ids, made in zip(asked_for, Batch(engine, asked_for, 48, 24).run(), strict=True)
-        ]
+        answers = Batch(engine, asked_for, 48, 24).run()
+        said = [ids + made for ids, made in zip(asked_for, answers, strict=True)]
     known = tmp_path / "known.mxb"  # a table that often knows what comes
     known.write_bytes(tiny.with_ngrams(long_bundle.read_bytes(), [ids for ids in said for _ in range(2)]))
     out, plot = tmp_path / "origin.json", tmp_path / "origin.png"

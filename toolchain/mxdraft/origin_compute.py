@@ -107,9 +107,9 @@ def open_engine(
 
 @dataclass
 class Batch:
-    """Prompts through one engine, greedily, up to ``tokens`` tokens each, ``places`` at a time: a sequence that
-    ends makes place for the next prompt. ``made``: what came of each prompt so far. ``seen`` gets the drafts of
-    each step with the prompt's number."""
+    """Prompts through one engine, greedily, up to ``tokens`` tokens each, ``places`` at a time: a sequence
+    that ends makes place for the next prompt. ``made``: what came of each prompt so far. ``seen`` gets the
+    drafts of each step with the prompt's number."""
 
     engine: Engine
     prompts: Sequence[list[int]]
