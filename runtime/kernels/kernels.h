@@ -124,6 +124,7 @@ void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const ui
 size_t mxd_row_bytes(mxd_row_format format, size_t d);
 void mxd_load_mx_ref(mxd_row_format format, const uint8_t *row, size_t d, float *x); /* what a row's elements mean */
 float mxd_exp_ref(float x);
+float mxd_reduce16_ref(const float lane[16]);
 float mxd_f16_to_f32(uint16_t h);
 uint16_t mxd_f32_to_f16(float x);
 

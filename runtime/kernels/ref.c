@@ -36,7 +36,7 @@ static float e8m0(uint8_t code) {
 }
 
 /* Fixed reduction of the 16 lanes: i += i+8, then +4, +2, +1. */
-static float reduce16(const float lane_in[LANES]) {
+float mxd_reduce16_ref(const float lane_in[LANES]) {
     float lane[LANES];
     memcpy(lane, lane_in, sizeof lane);
     for (int half = LANES / 2; half; half /= 2)
@@ -140,7 +140,7 @@ static void mxd_matmul_mxint8_ref(const uint8_t *base, const uint8_t *residual, 
 static float mxd_rmsnorm_ref(const float *x, const float *w, size_t n, float eps, float *y) {
     float lane[LANES] = {0};
     for (size_t i = 0; i < n; i++) lane[i % LANES] = fmaf(x[i], x[i], lane[i % LANES]);
-    float ss = reduce16(lane);
+    float ss = mxd_reduce16_ref(lane);
     float r = 1.0f / sqrtf(ss / (float)n + eps);
     for (size_t i = 0; i < n; i++) y[i] = (x[i] * r) * w[i];
     return ss;
@@ -200,7 +200,7 @@ static float softmax(float *scores, size_t n) {
         scores[j] = mxd_exp_ref(scores[j] - max);
         lane[j % LANES] += scores[j];
     }
-    return 1.0f / reduce16(lane);
+    return 1.0f / mxd_reduce16_ref(lane);
 }
 
 static void attend(const float *q, const uint16_t *k, const uint16_t *v, size_t n, size_t d, float scale, float *scores,
@@ -208,7 +208,7 @@ static void attend(const float *q, const uint16_t *k, const uint16_t *v, size_t 
     for (size_t j = 0; j < n; j++) {
         float lane[LANES] = {0};
         for (size_t i = 0; i < d; i++) lane[i % LANES] = fmaf(q[i], mxd_f16_to_f32(k[j * d + i]), lane[i % LANES]);
-        scores[j] = reduce16(lane) * scale;
+        scores[j] = mxd_reduce16_ref(lane) * scale;
     }
     float inverse = softmax(scores, n);
     for (size_t i = 0; i < d; i++) {
@@ -350,7 +350,7 @@ static float error_e2m1(const float *x, float up) {
         float a = fabsf(x[i]) * up, u = a - round_e2m1(a);
         lane[i % LANES] = fmaf(u, u, lane[i % LANES]);
     }
-    return reduce16(lane);
+    return mxd_reduce16_ref(lane);
 }
 
 static uint8_t code_e2m1(float x, float up) {
@@ -393,7 +393,7 @@ static float error_normal4(const float *x, float scale) {
         float a = fabsf(x[i]) * up, u = a - (float)NORMAL4[code_normal4(a)];
         lane[i % LANES] = fmaf(u, u, lane[i % LANES]);
     }
-    return reduce16(lane) * scale * scale;
+    return mxd_reduce16_ref(lane) * scale * scale;
 }
 
 /* The scale that errs least, the smaller among equals. */

@@ -424,11 +424,6 @@ static spread spread_of(const series *s) {
     return out;
 }
 
-static const char *precision_name(const mxd_bench *b) {
-    static const char *const names[] = {"auto", "base", "full"};
-    return names[b->precision];
-}
-
 /* Throttled while it ran: at some moment looked at, or between two of them. */
 static int throttled(const mxd_bench *b) {
     int64_t new_flags = b->flags_seen & ~b->flags_before;
@@ -438,7 +433,7 @@ static int throttled(const mxd_bench *b) {
 static void put_table(text *t, const mxd_bench *b) {
     const mxd_bench_options *o = &b->options;
     put(t, "prompt %u, generated %u, repetitions %u, threads %u, precision %s, %s\n", o->prompt_tokens, o->tokens,
-        o->repeat, b->threads, precision_name(b), b->kernel);
+        o->repeat, b->threads, mxd_precision_name(b->precision), b->kernel);
     put(t, "%-26s%10s%10s%10s\n", "", "median", "min", "max");
     for (int i = 0; i < MEASURES; i++) {
         const series *s = &b->measures[i];
@@ -462,8 +457,8 @@ static void put_table(text *t, const mxd_bench *b) {
 static void put_csv(text *t, const mxd_bench *b) {
     const mxd_bench_options *o = &b->options;
     put(t, "measure,median,min,max\n");
-    put(t, "version,%s,,\nprecision,%s,,\nkernel,%s,,\nthreads,%u,,\n", mxd_version(), precision_name(b), b->kernel,
-        b->threads);
+    put(t, "version,%s,,\nprecision,%s,,\nkernel,%s,,\nthreads,%u,,\n", mxd_version(),
+        mxd_precision_name(b->precision), b->kernel, b->threads);
     put(t, "prompt_tokens,%u,,\ngenerated_tokens,%u,,\nrepeat,%u,,\n", o->prompt_tokens, o->tokens, o->repeat);
     for (int i = 0; i < MEASURES; i++) {
         put(t, "%s,", NAMES[i].key);
@@ -483,7 +478,7 @@ static void put_csv(text *t, const mxd_bench *b) {
 static void put_json(text *t, const mxd_bench *b) {
     const mxd_bench_options *o = &b->options;
     put(t, "{\"version\": \"%s\", \"precision\": \"%s\", \"kernel\": \"%s\", \"threads\": %u, ", mxd_version(),
-        precision_name(b), b->kernel, b->threads);
+        mxd_precision_name(b->precision), b->kernel, b->threads);
     put(t, "\"prompt_tokens\": %u, \"generated_tokens\": %u, \"repeat\": %u, ", o->prompt_tokens, o->tokens,
         o->repeat);
     for (int i = 0; i < MEASURES; i++) {

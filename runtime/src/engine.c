@@ -155,7 +155,6 @@ static mxd_status resolve_precision(mxd_engine *g, const mxd_options *o, mxd_err
         return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no residual plane: full precision is not available", m->path);
     g->core_fraction = o->core_fraction >= 0 ? o->core_fraction : m->schedule.core_fraction;
     g->catch_up = o->catch_up ? o->catch_up : m->schedule.catch_up;
-    g->core_threshold = mxd_schedule_threshold(&m->schedule, g->core_fraction);
     g->precision = o->precision == MXD_PRECISION_AUTO ? (int)m->has_residual : o->precision == MXD_PRECISION_FULL;
     g->mixes = o->precision == MXD_PRECISION_AUTO && m->has_residual && g->core_fraction < 1 &&
                mxd_mixed_bytes(g, (double)g->core_fraction) < (double)mxd_weight_bytes(g, 1);

@@ -129,8 +129,7 @@ struct mxd_engine {
     mxd_pool *pool;
     int precision;         /* 0 base, 1 full: the most that the workspaces and the plan have room for */
     int mixes;             /* rows run at base precision, core rows also at full (precision.h) */
-    float core_fraction;   /* as asked for, and a sequence's first threshold of the score for it */
-    float core_threshold;
+    float core_fraction;   /* of rows, as asked for */
     uint32_t catch_up;     /* rows from one pass at full precision to the next, at most */
     int pass;              /* precision of the pass under way: index of norms and planes */
     uint32_t max_seqs, max_rows, logit_rows;
@@ -198,6 +197,11 @@ static inline size_t mxd_seq_known(const mxd_seq *s) {
 /* sequence.c: commit a chosen token: its text, the stop it may cause, the count. */
 void mxd_seq_commit(mxd_seq *s, uint32_t id);
 mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err);
+
+static inline const char *mxd_precision_name(uint32_t precision) {
+    static const char *const names[] = {"auto", "base", "full"};
+    return names[precision];
+}
 
 /* Precision of a row that nothing is known of yet. */
 static inline int mxd_first_pass(const mxd_engine *g) {

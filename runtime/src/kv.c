@@ -97,11 +97,16 @@ static size_t in_ring(const mxd_kv_layout *k, size_t position) {
     return (k->core + position % k->ring) * k->row_bytes;
 }
 
+uint8_t *mxd_kv_place(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head) {
+    const mxd_config *c = &g->model->config;
+    uint8_t *rows = head_rows(g, row->slot, layer, which, head);
+    if (layer == c->layers) return rows + row->position * mxd_row_bytes(MXD_ROW_F16, c->head_dim);
+    return rows + in_ring(&g->kv, row->position);
+}
+
 uint8_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head) {
     const mxd_config *c = &g->model->config;
-    if (layer == c->layers)
-        return head_rows(g, row->slot, layer, which, head) + row->position * mxd_row_bytes(MXD_ROW_F16, c->head_dim);
-    if (!row->beside) return head_rows(g, row->slot, layer, which, head) + in_ring(&g->kv, row->position);
+    if (!row->beside) return mxd_kv_place(g, row, layer, which, head);
     size_t index = (((size_t)(row->beside - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
     return g->side_kv + index * g->kv.row_bytes;
 }

@@ -45,6 +45,8 @@ size_t mxd_kv_arena(const mxd_engine *g);
 
 /* Where a row of a step keeps its keys (which = 0) or values (1) of a head, in the cache or beside it. */
 uint8_t *mxd_row_kv(const mxd_engine *g, const struct mxd_row *row, uint32_t layer, int which, uint32_t head);
+/* The place in the cache of a row that may be beside it. */
+uint8_t *mxd_kv_place(const mxd_engine *g, const struct mxd_row *row, uint32_t layer, int which, uint32_t head);
 /* Format of a layer's newest rows: the trained drafter's stays f16. */
 mxd_row_format mxd_kv_format(const mxd_engine *g, uint32_t layer);
 /* Put a head's keys or values (head_dim), which are overwritten, into such a place. */

@@ -178,13 +178,6 @@ static void attend_group(const mxd_worker *w, uint32_t layer, size_t m, uint32_t
         mxd_monitor_row(g, m, kv_head, scores, row->position + 1);
 }
 
-/* Where a row beside the cache has its place in it. */
-static uint8_t *place_in_cache(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t kv_head) {
-    mxd_row placed = *row;
-    placed.beside = 0;
-    return mxd_row_kv(g, &placed, layer, which, kv_head);
-}
-
 /* The same for a row beside the cache: what lies beside goes into its place meanwhile. No other thread reads this head
  * then. */
 static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_t kv_head) {
@@ -193,7 +186,7 @@ static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_
     uint8_t saved[MXD_MAX_DRAFT][2][512]; /* head_dim <= 256 */
     for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
         for (int which = 0; which < 2; which++) {
-            uint8_t *place = place_in_cache(g, row, layer, which, kv_head);
+            uint8_t *place = mxd_kv_place(g, row, layer, which, kv_head);
             memcpy(saved[count][which], place, bytes);
             memcpy(place, mxd_row_kv(g, row, layer, which, kv_head), bytes);
         }
@@ -201,7 +194,7 @@ static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_
     count = 0;
     for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
         for (int which = 0; which < 2; which++)
-            memcpy(place_in_cache(g, row, layer, which, kv_head), saved[count][which], bytes);
+            memcpy(mxd_kv_place(g, row, layer, which, kv_head), saved[count][which], bytes);
 }
 
 /* The query heads of one KV head of one row at a time; rows beside the cache behind the others. */

@@ -15,9 +15,7 @@ static float sum16(const float *x, size_t n) {
     for (; i + 16 <= n; i += 16)
         for (size_t j = 0; j < 16; j++) lane[j] += x[i + j];
     for (; i < n; i++) lane[i % 16] += x[i];
-    for (size_t half = 8; half; half /= 2)
-        for (size_t j = 0; j < half; j++) lane[j] += lane[j + half];
-    return lane[0];
+    return mxd_reduce16_ref(lane);
 }
 
 void mxd_monitor_row(const mxd_engine *g, size_t m, uint32_t kv_head, float *weights, size_t n) {

@@ -79,7 +79,7 @@ void mxd_forget_looks(mxd_seq *s, size_t n) {
     s->awaits_full = s->catching_up = 0;
     s->waited = 0;
     s->flip_rate = 0;
-    s->core_threshold = s->engine->core_threshold;
+    s->core_threshold = mxd_schedule_threshold(&s->engine->model->schedule, s->engine->core_fraction);
 }
 
 double mxd_mixed_bytes(const mxd_engine *g, double core_fraction) {

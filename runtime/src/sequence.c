@@ -237,7 +237,6 @@ static void acceptance_json(const mxd_stats *t, char *out, size_t cap) {
 
 size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
     static const char *const stops[] = {"none", "eos", "limit", "context", "string"};
-    static const char *const precisions[] = {"auto", "base", "full"};
     static const char *const drafters[] = {"auto", "off", "ngram", "model"};
     static const char *const caches[] = {"auto", "f16", "int8", "mxfp4", "tiered"};
     const mxd_engine *g = s->engine;
@@ -268,7 +267,7 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         ratio(kv.far ? kv.recent + kv.core : 0, (double)s->done), (unsigned long long)t.due, caches[kv.mode],
         kv.bits_per_value, (unsigned long long)t.bytes_read,
         (unsigned long long)t.peak_rss_bytes, stops[s->stop], (unsigned long long)s->sampling.seed, g->plan.threads,
-        g->plan.ctx, precisions[g->plan.precision], g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,
+        g->plan.ctx, mxd_precision_name(g->plan.precision), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,
         g->kernel_names.attention, g->kernel_names.quantize);
     return (size_t)len;
 }

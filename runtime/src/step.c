@@ -240,12 +240,10 @@ static void add_drafted(mxd_engine *g, const mxd_seq *s, size_t newest, mxd_want
 /* Keys and values of accepted tokens beside the cache go to their place. */
 static void move_into_cache(mxd_engine *g, const mxd_row *row) {
     const mxd_config *c = &g->model->config;
-    mxd_row place = *row;
-    place.beside = 0;
     for (uint32_t l = 0; l < c->layers; l++)
         for (int which = 0; which < 2; which++)
             for (uint32_t h = 0; h < c->kv_heads; h++)
-                memcpy(mxd_row_kv(g, &place, l, which, h), mxd_row_kv(g, row, l, which, h), g->kv.row_bytes);
+                memcpy(mxd_kv_place(g, row, l, which, h), mxd_row_kv(g, row, l, which, h), g->kv.row_bytes);
 }
 
 static void fill_rows(pass *t) {
