@@ -1,6 +1,64 @@
-/* Attention over quantized rows of a level, around its `attend_mx`: up to HEADS query heads over all spans, n rows.
- * Included once by each level's file, with TARGET, HEADS = 3, attend_mx and the name ATTENTION_MX defined. */
+/* Attention over quantized rows of a level, around its `score_block` and `mix_mx`. Included once by each level's file,
+ * with these defined beside those of attention.h (TARGET, HEADS, LANES, softmax):
+ *
+ *   ATTENTION_MX                                       name of the function
+ *   VECTOR, ZERO, SCALED(v, s), STORE(p, v)            LANES f32 values; all 0; each times s; to p
+ *   score_block(format, q, heads, row, d, b, acc)      acc[h] += scores of block b of LANES keys at row[]
+ *   mix_mx(format, weights, ldw, heads, span, d, b, acc)
+ *                                                      acc[h] += weights times block b of a span's values */
 
+/* In variants: a function with the format of a span as a constant, its first parameter. */
+#define WITH_FORMAT(function, span, ...)                                    \
+    switch ((span)->format) {                                               \
+    case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break;      \
+    case MXD_ROW_MXFP4: function(MXD_ROW_MXFP4, __VA_ARGS__); break;        \
+    default: function(MXD_ROW_NORMAL4, __VA_ARGS__); break;                 \
+    }
+
+enum { BLOCK_VECTORS = BLOCK / LANES }; /* of a block */
+
+/* Scores of `heads` query heads over a span, lds apart; the last keys are repeated where there are fewer. */
+INLINE void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d, float scale,
+                     float *scores, size_t lds) {
+    const size_t stride = mxd_row_bytes(format, d);
+    for (size_t j = 0; j < span->n; j += LANES) {
+        const uint8_t *row[LANES];
+        VECTOR acc[HEADS];
+        size_t left = span->n - j < LANES ? span->n - j : LANES;
+        for (size_t r = 0; r < LANES; r++) row[r] = span->k + (j + (r < left ? r : left - 1)) * stride;
+        UNROLL for (int h = 0; h < heads; h++) acc[h] = ZERO;
+        for (size_t b = 0; b < d / BLOCK; b++) score_block(format, q, heads, row, d, b, acc);
+        UNROLL for (int h = 0; h < heads; h++) {
+            VECTOR t = SCALED(acc[h], scale);
+            float *at = scores + (size_t)h * lds + j, few[LANES];
+            if (left == LANES) STORE(at, t);
+            else STORE(few, t), memcpy(at, few, left * sizeof *at);
+        }
+    }
+}
+
+INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
+                      float scale, float *scores, float *out) {
+    float *at = scores, inverse[HEADS];
+    for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
+        WITH_FORMAT(score_mx, s, q, heads, s, d, scale, at, n)
+    }
+    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
+    for (size_t b = 0; b < d / BLOCK; b++) {
+        VECTOR acc[HEADS][BLOCK_VECTORS];
+        UNROLL for (int h = 0; h < heads; h++)
+            UNROLL for (int i = 0; i < BLOCK_VECTORS; i++) acc[h][i] = ZERO;
+        at = scores;
+        for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
+            WITH_FORMAT(mix_mx, s, at, n, heads, s, d, b, acc)
+        }
+        UNROLL for (int h = 0; h < heads; h++)
+            UNROLL for (int i = 0; i < BLOCK_VECTORS; i++)
+                STORE(out + (size_t)h * d + b * BLOCK + LANES * (size_t)i, SCALED(acc[h][i], inverse[h]));
+    }
+}
+
+/* Up to HEADS query heads over all spans, n rows, at a time. */
 TARGET static void ATTENTION_MX(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d,
                                 float scale, float *scores, float *out) {
     size_t n = 0, nblocks = d / BLOCK;

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#define UNROLL _Pragma("GCC unroll 8")
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define INLINE static inline __attribute__((always_inline, target("avx2,fma,f16c")))
 
@@ -335,13 +336,10 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
  * Eight keys at a time, one in each lane of the scores, so that the integer dot products of a block are reduced
  * together; the last ones are repeated where there are fewer. */
 
-enum { KEYS = 8 };
-
 /* 32 elements of a row, integers in units of its format. */
 INLINE __m256i load_elements(mxd_row_format format, const uint8_t *p) {
     if (format == MXD_ROW_MXINT8) return _mm256_loadu_si256((const __m256i *)(const void *)p);
-    static const int8_t tables[2][16] = {{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
-                                         {6, 18, 31, 44, 58, 75, 96, 127, -6, -18, -31, -44, -58, -75, -96, -127}};
+    static const int8_t tables[2][16] = {{MXD_E2M1X2_ELEMENTS}, {MXD_NORMAL4_ELEMENTS}};
     const __m256i table = _mm256_broadcastsi128_si256(
         _mm_loadu_si128((const __m128i *)(const void *)tables[format == MXD_ROW_NORMAL4]));
     __m128i pairs = _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -361,33 +359,29 @@ INLINE __m256 row_scales(mxd_row_format format, __m128i codes) {
     return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(format == MXD_ROW_MXFP4 ? 0.5f : 0.015625f));
 }
 
-INLINE size_t bytes_of_block(mxd_row_format format) {
-    return format == MXD_ROW_MXINT8 ? BLOCK : BLOCK / 2;
-}
-
 /* The sums of eight vectors' lanes. */
-INLINE __m256i sum_each(const __m256i d[KEYS]) {
+INLINE __m256i sum_each(const __m256i d[LANES]) {
     __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(d[0], d[1]), _mm256_hadd_epi32(d[2], d[3]));
     __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(d[4], d[5]), _mm256_hadd_epi32(d[6], d[7]));
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
 /* acc[h] += scores of block b, of `heads` query heads (a constant) and eight keys. */
-INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[KEYS], size_t d,
+INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[LANES], size_t d,
                         size_t b, __m256 acc[HEADS]) {
-    const size_t nblocks = d / BLOCK, codes_at = nblocks * bytes_of_block(format);
+    const size_t nblocks = d / BLOCK, codes_at = nblocks * mxd_block_bytes(format);
     uint64_t codes = 0;
-    __m256i key[KEYS], dots[KEYS];
-    for (int r = 0; r < KEYS; r++) {
+    __m256i key[LANES], dots[LANES];
+    for (int r = 0; r < LANES; r++) {
         codes |= (uint64_t)row[r][codes_at + b] << 8 * r;
-        key[r] = load_elements(format, row[r] + b * bytes_of_block(format));
+        key[r] = load_elements(format, row[r] + b * mxd_block_bytes(format));
     }
     __m256 scale = row_scales(format, _mm_cvtsi64_si128((int64_t)codes));
     for (int h = 0; h < heads; h++) {
         size_t at = (size_t)h * nblocks + b;
         __m256i digits = _mm256_loadu_si256((const __m256i *)(const void *)(q->q + at * BLOCK));
         __m256i magnitude = _mm256_abs_epi8(digits); /* two products of at most 127 x 127 fit 16 bits */
-        for (int r = 0; r < KEYS; r++) {
+        for (int r = 0; r < LANES; r++) {
             __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(key[r], digits));
             dots[r] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         }
@@ -396,34 +390,13 @@ INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, cons
     }
 }
 
-/* Scores of `heads` query heads over a span, lds apart. */
-INLINE void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d, float scale,
-                     float *scores, size_t lds) {
-    const size_t stride = mxd_row_bytes(format, d);
-    for (size_t j = 0; j < span->n; j += KEYS) {
-        const uint8_t *row[KEYS];
-        __m256 acc[HEADS];
-        float few[KEYS];
-        size_t left = span->n - j < KEYS ? span->n - j : KEYS;
-        for (size_t r = 0; r < KEYS; r++) row[r] = span->k + (j + (r < left ? r : left - 1)) * stride;
-        for (int h = 0; h < heads; h++) acc[h] = _mm256_setzero_ps();
-        for (size_t b = 0; b < d / BLOCK; b++) score_block(format, q, heads, row, d, b, acc);
-        for (int h = 0; h < heads; h++) {
-            __m256 t = _mm256_mul_ps(acc[h], _mm256_set1_ps(scale));
-            float *out = scores + (size_t)h * lds + j;
-            if (left == KEYS) _mm256_storeu_ps(out, t);
-            else _mm256_storeu_ps(few, t), memcpy(out, few, left * sizeof *out);
-        }
-    }
-}
-
 /* acc += weights times block b of a span's values. */
 INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
                    size_t b, __m256 acc[HEADS][4]) {
-    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * bytes_of_block(format);
+    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * mxd_block_bytes(format);
     const uint8_t *row = span->v;
     for (size_t j = 0; j < span->n; j++, row += stride) {
-        __m256i v = load_elements(format, row + b * bytes_of_block(format));
+        __m256i v = load_elements(format, row + b * mxd_block_bytes(format));
         __m128i low = _mm256_castsi256_si128(v), high = _mm256_extracti128_si256(v, 1);
         __m256 value[4] = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
                            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(low, 8))),
@@ -437,28 +410,10 @@ INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int 
     }
 }
 
-INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
-                      float scale, float *scores, float *out) {
-    float *at = scores, inverse[HEADS];
-    for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
-        WITH_FORMAT(score_mx, s, q, heads, s, d, scale, at, n)
-    }
-    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
-    for (size_t b = 0; b < d / BLOCK; b++) {
-        __m256 acc[HEADS][4];
-        for (int h = 0; h < heads; h++)
-            for (int i = 0; i < 4; i++) acc[h][i] = _mm256_setzero_ps();
-        at = scores;
-        for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
-            WITH_FORMAT(mix_mx, s, at, n, heads, s, d, b, acc)
-        }
-        for (int h = 0; h < heads; h++)
-            for (int i = 0; i < 4; i++)
-                _mm256_storeu_ps(out + (size_t)h * d + b * BLOCK + 8 * (size_t)i,
-                                 _mm256_mul_ps(acc[h][i], _mm256_set1_ps(inverse[h])));
-    }
-}
-
+#define VECTOR __m256
+#define ZERO _mm256_setzero_ps()
+#define SCALED(v, s) _mm256_mul_ps(v, _mm256_set1_ps(s))
+#define STORE(p, v) _mm256_storeu_ps(p, v)
 #define ATTENTION_MX mxd_attention_mx_avx2
 #include "attention_mx.h"
 

@@ -26,6 +26,9 @@ typedef struct mxd_act {
 /* Largest v: 127, or 254*127 with two digits. */
 enum { MXD_ACT_DIGIT = 254, MXD_ACT_STEPS = 127, MXD_ACT_STEPS2 = 254 * 127 };
 
+/* E2M1 by code, doubled, so that elements are integers. */
+#define MXD_E2M1X2_ELEMENTS 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
+
 /* Kernels that need unsigned weights decode a doubled E2M1 element w as w + 12, and add the bias to their sums. */
 enum { MXD_E2M1_BIAS = 12 };
 
@@ -48,6 +51,7 @@ enum { MXD_CODE_FAULT = 255 };
 /* NORMAL4: the magnitudes, and between which of them one rounds up; scale code c is the number with the bits
  * (c + MXD_NORMAL4_CODES) << 20, from 2^-24 to 240. Candidates for the scale: codes from that of max / 127 on. */
 #define MXD_NORMAL4_LEVELS 6, 18, 31, 44, 58, 75, 96, 127
+#define MXD_NORMAL4_ELEMENTS MXD_NORMAL4_LEVELS, -6, -18, -31, -44, -58, -75, -96, -127 /* by code */
 #define MXD_NORMAL4_BOUNDS 12, 24.5f, 37.5f, 51, 66.5f, 85.5f, 111.5f
 enum { MXD_NORMAL4_CODES = 824, MXD_NORMAL4_FIRST = -3, MXD_NORMAL4_LAST = 6 };
 
@@ -108,20 +112,16 @@ void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n);
 
-/* In variants: a function with the format of a span as a constant, its first parameter. */
-#define WITH_FORMAT(function, span, ...)                                    \
-    switch ((span)->format) {                                               \
-    case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break;      \
-    case MXD_ROW_MXFP4: function(MXD_ROW_MXFP4, __VA_ARGS__); break;        \
-    default: function(MXD_ROW_NORMAL4, __VA_ARGS__); break;                 \
-    }
-
 #define MXD_BIND(k, n, op, isa) ((k)->op = mxd_##op##_##isa, (n)->op = "mxd_" #op "_" #isa)
 
 /* Canonical scalar pieces, shared by ref.c, the tails of variants and the sizes they leave to the reference. */
 void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                        float scale, float *scores, float *out);
 size_t mxd_row_bytes(mxd_row_format format, size_t d);
+static inline size_t mxd_block_bytes(mxd_row_format format) { /* without the scale; not of f16 */
+    return format == MXD_ROW_MXINT8 ? MXD_BLOCK : MXD_BLOCK / 2;
+}
+
 void mxd_load_mx_ref(mxd_row_format format, const uint8_t *row, size_t d, float *x); /* what a row's elements mean */
 float mxd_exp_ref(float x);
 float mxd_reduce16_ref(const float lane[16]);

@@ -249,8 +249,6 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
 
 /* ---- attention over quantized rows: four keys at a time, one in each lane of the scores ---- */
 
-enum { KEYS = 4 };
-
 typedef struct elements32 {
     int8x16_t half[2];
 } elements32;
@@ -258,7 +256,7 @@ typedef struct elements32 {
 /* 32 elements of a row, integers in units of its format. */
 INLINE elements32 load_elements(mxd_row_format format, const uint8_t *p) {
     if (format == MXD_ROW_MXINT8) return (elements32){{vld1q_s8((const int8_t *)p), vld1q_s8((const int8_t *)p + 16)}};
-    static const int8_t normal4[16] = {6, 18, 31, 44, 58, 75, 96, 127, -6, -18, -31, -44, -58, -75, -96, -127};
+    static const int8_t normal4[16] = {MXD_NORMAL4_ELEMENTS};
     const int8x16_t table = format == MXD_ROW_MXFP4 ? e2m1_table() : vld1q_s8(normal4);
     uint8x16_t pairs = vld1q_u8(p);
     return (elements32){{vqtbl1q_s8(table, vandq_u8(pairs, vdupq_n_u8(15))), vqtbl1q_s8(table, vshrq_n_u8(pairs, 4))}};
@@ -274,10 +272,6 @@ INLINE float32x4_t row_scales(mxd_row_format format, uint32x4_t codes) {
     return vmulq_n_f32(vreinterpretq_f32_u32(bits), format == MXD_ROW_MXFP4 ? 0.5f : 0.015625f);
 }
 
-INLINE size_t bytes_of_block(mxd_row_format format) {
-    return format == MXD_ROW_MXINT8 ? BLOCK : BLOCK / 2;
-}
-
 /* Partial sums of the products of 32 elements; two products of at most 127 x 127 fit 16 bits. */
 INLINE int32x4_t dot32(elements32 a, const int8x16_t b[2]) {
     int32x4_t sum = vdupq_n_s32(0);
@@ -289,52 +283,33 @@ INLINE int32x4_t dot32(elements32 a, const int8x16_t b[2]) {
 }
 
 /* acc[h] += scores of block b, of `heads` query heads (a constant) and four keys. */
-INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[KEYS], size_t d,
+INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[LANES], size_t d,
                         size_t b, float32x4_t acc[HEADS]) {
-    const size_t nblocks = d / BLOCK, codes_at = nblocks * bytes_of_block(format);
-    uint32_t codes[KEYS];
-    elements32 key[KEYS];
-    UNROLL for (int r = 0; r < KEYS; r++) {
+    const size_t nblocks = d / BLOCK, codes_at = nblocks * mxd_block_bytes(format);
+    uint32_t codes[LANES];
+    elements32 key[LANES];
+    UNROLL for (int r = 0; r < LANES; r++) {
         codes[r] = row[r][codes_at + b];
-        key[r] = load_elements(format, row[r] + b * bytes_of_block(format));
+        key[r] = load_elements(format, row[r] + b * mxd_block_bytes(format));
     }
     float32x4_t scale = row_scales(format, vld1q_u32(codes));
     UNROLL for (int h = 0; h < heads; h++) {
         size_t at = (size_t)h * nblocks + b;
         const int8x16_t digits[2] = {vld1q_s8(q->q + at * BLOCK), vld1q_s8(q->q + at * BLOCK + 16)};
-        int32x4_t dots[KEYS];
-        UNROLL for (int r = 0; r < KEYS; r++) dots[r] = dot32(key[r], digits);
+        int32x4_t dots[LANES];
+        UNROLL for (int r = 0; r < LANES; r++) dots[r] = dot32(key[r], digits);
         int32x4_t sum = vpaddq_s32(vpaddq_s32(dots[0], dots[1]), vpaddq_s32(dots[2], dots[3]));
         acc[h] = vfmaq_f32(acc[h], vcvtq_f32_s32(sum), vmulq_n_f32(scale, q->s[at]));
-    }
-}
-
-/* Scores of `heads` query heads over a span, lds apart; the last keys are repeated where there are fewer. */
-INLINE void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d, float scale,
-                     float *scores, size_t lds) {
-    const size_t stride = mxd_row_bytes(format, d);
-    for (size_t j = 0; j < span->n; j += KEYS) {
-        const uint8_t *row[KEYS];
-        float32x4_t acc[HEADS];
-        size_t left = span->n - j < KEYS ? span->n - j : KEYS;
-        for (size_t r = 0; r < KEYS; r++) row[r] = span->k + (j + (r < left ? r : left - 1)) * stride;
-        UNROLL for (int h = 0; h < heads; h++) acc[h] = vdupq_n_f32(0);
-        for (size_t b = 0; b < d / BLOCK; b++) score_block(format, q, heads, row, d, b, acc);
-        UNROLL for (int h = 0; h < heads; h++) {
-            float some[KEYS];
-            vst1q_f32(some, vmulq_n_f32(acc[h], scale));
-            memcpy(scores + (size_t)h * lds + j, some, left * sizeof *some);
-        }
     }
 }
 
 /* acc += weights times block b of a span's values. */
 INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
                    size_t b, float32x4_t acc[HEADS][8]) {
-    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * bytes_of_block(format);
+    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * mxd_block_bytes(format);
     const uint8_t *row = span->v;
     for (size_t j = 0; j < span->n; j++, row += stride) {
-        elements32 v = load_elements(format, row + b * bytes_of_block(format));
+        elements32 v = load_elements(format, row + b * mxd_block_bytes(format));
         float scale = vgetq_lane_f32(row_scales(format, vdupq_n_u32(row[codes_at + b])), 0), w[HEADS];
         UNROLL for (int h = 0; h < heads; h++) w[h] = weights[(size_t)h * ldw + j] * scale;
         UNROLL for (int i = 0; i < 4; i++) {
@@ -349,27 +324,10 @@ INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int 
     }
 }
 
-INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
-                      float scale, float *scores, float *out) {
-    float *at = scores, inverse[HEADS];
-    for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
-        WITH_FORMAT(score_mx, s, q, heads, s, d, scale, at, n)
-    }
-    for (int h = 0; h < heads; h++) inverse[h] = softmax(scores + (size_t)h * n, n);
-    for (size_t b = 0; b < d / BLOCK; b++) {
-        float32x4_t acc[HEADS][8];
-        UNROLL for (int h = 0; h < heads; h++)
-            UNROLL for (int i = 0; i < 8; i++) acc[h][i] = vdupq_n_f32(0);
-        at = scores;
-        for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
-            WITH_FORMAT(mix_mx, s, at, n, heads, s, d, b, acc)
-        }
-        UNROLL for (int h = 0; h < heads; h++)
-            UNROLL for (int i = 0; i < 8; i++)
-                vst1q_f32(out + (size_t)h * d + b * BLOCK + 4 * (size_t)i, vmulq_n_f32(acc[h][i], inverse[h]));
-    }
-}
-
+#define VECTOR float32x4_t
+#define ZERO vdupq_n_f32(0)
+#define SCALED(v, s) vmulq_n_f32(v, s)
+#define STORE(p, v) vst1q_f32(p, v)
 #define ATTENTION_MX mxd_attention_mx_neon
 #include "attention_mx.h"
 

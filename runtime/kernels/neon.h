@@ -32,7 +32,7 @@ INLINE void load_scales(const uint8_t *p, float32x4_t scale[4]) {
 
 /* E2M1 doubled: what a nibble decodes to. */
 INLINE int8x16_t e2m1_table(void) {
-    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    static const int8_t values[16] = {MXD_E2M1X2_ELEMENTS};
     return vld1q_s8(values);
 }
 

@@ -15,8 +15,7 @@ enum { LANES = 16 };
 enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
 enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
 
-/* E2M1 doubled, so that elements are integers. */
-static const int8_t E2M1X2[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+static const int8_t E2M1X2[16] = {MXD_E2M1X2_ELEMENTS};
 
 static float from_bits(uint32_t bits) {
     float x;
@@ -226,18 +225,17 @@ void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const ui
 /* ---- quantized rows of the KV cache ---- */
 
 size_t mxd_row_bytes(mxd_row_format format, size_t d) {
-    return format == MXD_ROW_F16 ? 2 * d : d / (format == MXD_ROW_MXINT8 ? 1 : 2) + d / BLOCK;
+    return format == MXD_ROW_F16 ? 2 * d : d / BLOCK * (mxd_block_bytes(format) + 1);
 }
 
-static const int8_t NORMAL4[8] = {MXD_NORMAL4_LEVELS};
+static const int8_t NORMAL4[16] = {MXD_NORMAL4_ELEMENTS};
 
 /* Element i of a row, an integer in units of the format. */
 static int32_t element(mxd_row_format format, const uint8_t *row, size_t i) {
     if (format == MXD_ROW_MXINT8) return (int8_t)row[i];
     uint8_t pair = row[i / BLOCK * (BLOCK / 2) + i % (BLOCK / 2)];
     uint8_t code = i % BLOCK < BLOCK / 2 ? pair & 15 : pair >> 4;
-    if (format == MXD_ROW_MXFP4) return E2M1X2[code];
-    return code < 8 ? NORMAL4[code] : -NORMAL4[code - 8];
+    return format == MXD_ROW_MXFP4 ? E2M1X2[code] : NORMAL4[code];
 }
 
 static float normal4_scale(uint8_t code) {
