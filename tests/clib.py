@@ -15,7 +15,7 @@ from typing import Any
 
 import cffi
 import numpy as np
-from mxdraft.build import FLAGS
+from mxdraft.build import FLAGS, sources
 from numpy.typing import NDArray
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -41,6 +41,28 @@ def compile_c(command: list[str], output: Path, *arguments: str | Path) -> Path:
     return output
 
 
+def pass_in_debug_build(tests: str, chosen: str, folder: Path) -> None:
+    """Some tests of a file must pass, none skipped, with a library that leaves NaN where nothing may read."""
+    debug = compile_c(
+        native("gnu.2.28"),
+        folder / "libmxdraft.so",
+        *("-DMXD_DEBUG", "-shared", "-fPIC"),
+        *sources("library"),
+        "-lm",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", chosen],
+        env=os.environ | {"MXDRAFT_LIBRARY": str(debug)},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
 @cache
 def library() -> tuple[Any, Any]:
     """(ffi, lib): the public MX codecs and what ``kernels.h`` declares, for this machine."""
@@ -49,10 +71,10 @@ def library() -> tuple[Any, Any]:
     ffi = cffi.FFI()
     ffi.cdef(public.split("/* <cdef> */")[1].split("/* </cdef> */")[0])
     ffi.cdef(re.sub(r"^#(.*\\\n)*.*", "", kernels, flags=re.MULTILINE))
-    sources = [*KERNELS, RUNTIME / "src" / "codec.c", RUNTIME / "src" / "status.c"]
+    files = [*KERNELS, RUNTIME / "src" / "codec.c", RUNTIME / "src" / "status.c"]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "libkernels.so"
-        compile_c(native("gnu.2.28"), path, "-fvisibility=default", "-shared", "-fPIC", *sources, "-lm")
+        compile_c(native("gnu.2.28"), path, "-fvisibility=default", "-shared", "-fPIC", *files, "-lm")
         return ffi, ffi.dlopen(str(path))  # stays mapped after the file is gone
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +13,7 @@ import cffi
 import numpy as np
 import pytest
 import tiny
-from clib import RUNTIME, compile_c, native
+from clib import RUNTIME, compile_c, native, pass_in_debug_build
 from mxdraft.build import sources
 from mxdraft.bundle import Bundle
 from mxdraft.errors import UsageError
@@ -171,33 +169,7 @@ def test_what_was_truncated_leaves_no_trace(model: Model, kv: KV, length: int) -
 
 
 def test_nothing_reads_what_rejected_rows_left(tmp_path: Path) -> None:
-    """A debug build leaves NaN there."""
-    library = compile_c(
-        native("gnu.2.28"),
-        tmp_path / "libmxdraft.so",
-        *("-DMXD_DEBUG", "-shared", "-fPIC"),
-        *sources("library"),
-        "-lm",
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            __file__,
-            "-k",
-            "change_nothing and (tree or auto)",
-        ],
-        env=os.environ | {"MXDRAFT_LIBRARY": str(library)},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    pass_in_debug_build(__file__, "change_nothing and (tree or auto)", tmp_path)
 
 
 # ---- what is kept ----
@@ -279,6 +251,26 @@ def test_the_lowest_scores_are_demoted_first(bundle: Path, tmp_path: Path) -> No
         tiers = sequence.tiers
         assert [i for i, tier in enumerate(tiers) if tier == "core"] == [*range(SINKS), *special]
         assert quota(192, 0.03) == SINKS + len(special)
+
+
+@pytest.mark.parametrize("alpha", [1, -1])
+def test_doubt_decides_what_is_core(bundle: Path, tmp_path: Path, alpha: int) -> None:
+    """That of whoever chose a token; those of the prompt have none."""
+    with (
+        Model(scheduled(bundle, tmp_path, memory=Weights(alpha, 0, 0, 0))) as opened,
+        Engine(opened, kv="tiered") as engine,
+        Sequence(engine, temperature=1.0, seed=3, ignore_eos=True) as sequence,
+    ):
+        doubt = dict.fromkeys(range(4), 0.0)
+        sequence.prompt(IDS[:4])
+        while sequence.stop == "none":
+            engine.step([sequence])
+            doubt |= {record.position: record.confidence for record in sequence.records}
+        tiers = sequence.tiers
+        core = [alpha * doubt[i] for i, tier in enumerate(tiers) if tier == "core" and i >= SINKS]
+        far = [alpha * doubt[i] for i, tier in enumerate(tiers) if tier == "far"]
+    assert len(core) > 10
+    assert min(core) > np.median(far)
 
 
 def test_a_budget_sets_the_share_of_core_tokens(model: Model) -> None:

@@ -51,12 +51,6 @@ def test_a_look_at_every_row_is_full_precision(model: Model) -> None:
         assert (logits(mixed, TEXT, lambda _: True) == logits(full, TEXT)).all()
         always = generate(mixed, TEXT[:5], lambda _: True, temperature=0.8, seed=3)
         assert always == generate(full, TEXT[:5], temperature=0.8, seed=3)
-    with (
-        Engine(model, precision="full", draft="off") as full,
-        Engine(model, core_fraction=0.0, catch_up=1, draft="off") as due,
-    ):
-        if due.plan.precision == "auto":  # else every row would read more than full precision does
-            assert (logits(due, TEXT, lambda _: False) == logits(full, TEXT)).all()
 
 
 def test_rows_before_the_first_look_are_base_precision(model: Model) -> None:
@@ -159,6 +153,30 @@ def test_sequences_that_share_looks_are_as_alone(model: Model) -> None:
             idle += sum(sequence.stop == "none" and not sequence.output for sequence in running)
         assert [sequence.tokens for sequence in running] == alone
     assert idle > 0
+
+
+def test_nobody_waits_for_others_for_long(model: Model) -> None:
+    """A sequence whose every row is core, beside one that has none and nothing due."""
+    options: dict[str, Any] = {**MIXED, "catch_up": 32}
+    with (
+        Engine(model, ctx=64, max_seqs=2, **options) as engine,
+        Sequence(engine, max_tokens=8, ignore_eos=True) as core,
+        Sequence(engine, max_tokens=31, ignore_eos=True) as plain,
+    ):
+        core.decide_core_with(lambda _: True)
+        plain.decide_core_with(lambda _: False)
+        core.prompt(TEXT[:3])
+        plain.prompt(TEXT[3:6])
+        waits = []
+        while core.stop == "none":
+            waits.append(0)
+            engine.step([core, plain])
+            while not core.output:
+                waits[-1] += 1
+                engine.step([core, plain])
+        assert plain.stop == "none"  # it ran all the while
+        assert waits[0] == 0
+        assert set(waits[1:]) == {3}
 
 
 def test_second_prompts_and_truncation_leave_nothing_behind(model: Model) -> None:

@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tiny
-from clib import compile_c, native
+from clib import compile_c, pass_in_debug_build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from malformed import build, patch, sections_of
@@ -1023,26 +1022,9 @@ def test_damaged_costs_are_not_taken(drafting: Model, tmp_path: Path) -> None:
 
 
 def test_nothing_reads_what_rejected_rows_left(tmp_path: Path) -> None:
-    """A debug build leaves NaN there. Some of the tests above run in it."""
-    library = compile_c(
-        native("gnu.2.28"),
-        tmp_path / "libmxdraft.so",
-        *("-DMXD_DEBUG", "-shared", "-fPIC"),
-        *sources("library"),
-        "-lm",
-    )
-    chosen = "change_nothing and -1 and (tree or auto) or any_end or nearly_always or share_steps"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen],
-        env=os.environ | {"MXDRAFT_LIBRARY": str(library)},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
-    assert "skipped" not in done.stdout
+    """Some of the tests above run in a debug build."""
+    chosen = "change_nothing and -1 and (tree or auto) or any_end or nearly_always or share_steps or mixed"
+    pass_in_debug_build(__file__, chosen, tmp_path)
 
 
 @pytest.mark.slow
