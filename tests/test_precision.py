@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from malformed import build, sections_of
+import tiny
+from malformed import build, patch, sections_of
 from mxdraft import logistic
 from mxdraft.bundle import Bundle
-from mxdraft.errors import UsageError
+from mxdraft.errors import NumericError, UsageError
+from mxdraft.export import export_model
+from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import TokenRecord
 from mxdraft.schedule import FRACTIONS, Schedule
@@ -195,6 +198,88 @@ def test_second_prompts_and_truncation_leave_nothing_behind(model: Model) -> Non
             for _ in sequence.generate(kept + TEXT[9:13]):
                 pass
             assert sequence.tokens == after
+
+
+def test_kept_tokens_are_as_a_prompt(model: Model) -> None:
+    """Also those that were at base precision when they were cut off."""
+    with Engine(model, ctx=128, **MIXED) as engine:
+        with Sequence(engine, max_tokens=10, ignore_eos=True) as sequence:
+            for _ in sequence.generate(TEXT[:6]):
+                pass
+            sequence.truncate(14)
+            kept = sequence.tokens
+            after = sequence.logits(TEXT[:9])
+        with Sequence(engine, max_tokens=1, ignore_eos=True) as sequence:
+            for _ in sequence.generate(kept):
+                pass
+            sequence.truncate(len(kept))
+            assert (sequence.logits(TEXT[:9]) == after).all()
+
+
+def test_a_prompt_ends_waiting(model: Model) -> None:
+    with (
+        Engine(model, ctx=64, max_seqs=2, **MIXED | {"catch_up": 32}) as engine,
+        Sequence(engine, ignore_eos=True) as waiting,
+        Sequence(engine, ignore_eos=True) as other,
+    ):
+        waiting.decide_core_with(lambda _: True)
+        other.decide_core_with(lambda _: False)
+        waiting.prompt(TEXT[:3])
+        other.prompt(TEXT[3:6])
+        engine.step([waiting, other])
+        assert waiting.output
+        engine.step([waiting, other])
+        assert not waiting.output
+        waiting.prompt(TEXT[6:9])
+        engine.step([waiting, other])
+        (record,) = waiting.records
+        assert (record.look, record.base_token) == ("all", None)
+
+
+def _loud_at_full(folder: Path, loud: int | None) -> Path:
+    """Fixture T whose full precision, unlike base, makes infinities of one token's embedding."""
+    checkpoint = tiny.checkpoint(tied=False)
+    embedding = checkpoint.tensors["model.embed_tokens.weight"].copy()
+    embedding[:, 5] = 0
+    if loud is not None:
+        embedding[loud, 5] = np.abs(embedding[loud, :32]).max() / 2  # its block's scale stays
+    tensors = checkpoint.tensors | {"model.embed_tokens.weight": embedding}
+    folder.mkdir()
+    export_model(dataclasses.replace(checkpoint, tensors=tensors), folder)
+    pack(folder, folder / "t.mxb")
+    sections = sections_of((folder / "t.mxb").read_bytes())
+    entry = Bundle.open(folder / "t.mxb").tensors["target.residual", "model.layers.0.input_layernorm.weight"]
+    huge = np.array(3e38, "<f4").tobytes()
+    sections["target.residual"] = patch(sections["target.residual"], entry.offset + 4 * 5, huge)
+    (folder / "loud.mxb").write_bytes(build(sections))
+    return folder / "loud.mxb"
+
+
+def test_what_base_precision_made_stands_if_full_precision_fails(tmp_path: Path) -> None:
+    """The step that commits it succeeds; the next one tells the fault, and again the one after it."""
+
+    def text(opened: Model, rule: Any, coming: list[int]) -> Iterator[list[int]]:
+        options = {**MIXED, "catch_up": 32, "draft": "ngram", "draft_min": 3, "draft_max": 3}
+        with (
+            Engine(opened, **options) as engine,
+            Sequence(engine, max_tokens=12, ignore_eos=True) as sequence,
+        ):
+            sequence.decide_core_with(rule)
+            sequence.draft_with(lambda ids, most: coming[len(ids) :][:most])
+            sequence.prompt(TEXT[:4])
+            while sequence.stop == "none":
+                engine.step([sequence])
+                yield sequence.output
+
+    with Model(_loud_at_full(tmp_path / "a", None)) as opened:
+        expected = TEXT[:4] + [token for made in text(opened, lambda _: False, []) for token in made]
+    at = next(i for i in range(6, 12) if expected[i] not in expected[:i])
+    with Model(_loud_at_full(tmp_path / "b", expected[at])) as opened:
+        steps = text(opened, lambda row: row.position == at + 2, expected)
+        made = TEXT[:4]
+        with pytest.raises(NumericError, match=f"at position {at}"):
+            made.extend(token for output in steps for token in output)
+        assert made == expected[: at + 2]  # the row behind the loud one is core
 
 
 def test_everything_on_depends_on_the_tokens_alone(bundle: Path, tmp_path: Path) -> None:

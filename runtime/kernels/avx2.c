@@ -369,12 +369,12 @@ INLINE __m256i sum_each(const __m256i d[LANES]) {
 /* acc[h] += scores of block b, of `heads` query heads (a constant) and eight keys. */
 INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[LANES], size_t d,
                         size_t b, __m256 acc[HEADS]) {
-    const size_t nblocks = d / BLOCK, codes_at = nblocks * mxd_block_bytes(format);
+    const size_t nblocks = d / BLOCK, codes_at = nblocks * MXD_BLOCK_BYTES(format);
     uint64_t codes = 0;
     __m256i key[LANES], dots[LANES];
     for (int r = 0; r < LANES; r++) {
         codes |= (uint64_t)row[r][codes_at + b] << 8 * r;
-        key[r] = load_elements(format, row[r] + b * mxd_block_bytes(format));
+        key[r] = load_elements(format, row[r] + b * MXD_BLOCK_BYTES(format));
     }
     __m256 scale = row_scales(format, _mm_cvtsi64_si128((int64_t)codes));
     for (int h = 0; h < heads; h++) {
@@ -393,10 +393,10 @@ INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, cons
 /* acc += weights times block b of a span's values. */
 INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
                    size_t b, __m256 acc[HEADS][4]) {
-    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * mxd_block_bytes(format);
+    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);
     const uint8_t *row = span->v;
     for (size_t j = 0; j < span->n; j++, row += stride) {
-        __m256i v = load_elements(format, row + b * mxd_block_bytes(format));
+        __m256i v = load_elements(format, row + b * MXD_BLOCK_BYTES(format));
         __m128i low = _mm256_castsi256_si128(v), high = _mm256_extracti128_si256(v, 1);
         __m256 value[4] = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
                            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(low, 8))),

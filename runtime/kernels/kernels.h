@@ -118,10 +118,8 @@ void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n);
 void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                        float scale, float *scores, float *out);
 size_t mxd_row_bytes(mxd_row_format format, size_t d);
-static inline size_t mxd_block_bytes(mxd_row_format format) { /* without the scale; not of f16 */
-    return format == MXD_ROW_MXINT8 ? MXD_BLOCK : MXD_BLOCK / 2;
-}
-
+/* Of the elements, without the scale; not of f16. */
+#define MXD_BLOCK_BYTES(format) ((size_t)((format) == MXD_ROW_MXINT8 ? MXD_BLOCK : MXD_BLOCK / 2))
 void mxd_load_mx_ref(mxd_row_format format, const uint8_t *row, size_t d, float *x); /* what a row's elements mean */
 float mxd_exp_ref(float x);
 float mxd_reduce16_ref(const float lane[16]);

@@ -285,12 +285,12 @@ INLINE int32x4_t dot32(elements32 a, const int8x16_t b[2]) {
 /* acc[h] += scores of block b, of `heads` query heads (a constant) and four keys. */
 INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[LANES], size_t d,
                         size_t b, float32x4_t acc[HEADS]) {
-    const size_t nblocks = d / BLOCK, codes_at = nblocks * mxd_block_bytes(format);
+    const size_t nblocks = d / BLOCK, codes_at = nblocks * MXD_BLOCK_BYTES(format);
     uint32_t codes[LANES];
     elements32 key[LANES];
     UNROLL for (int r = 0; r < LANES; r++) {
         codes[r] = row[r][codes_at + b];
-        key[r] = load_elements(format, row[r] + b * mxd_block_bytes(format));
+        key[r] = load_elements(format, row[r] + b * MXD_BLOCK_BYTES(format));
     }
     float32x4_t scale = row_scales(format, vld1q_u32(codes));
     UNROLL for (int h = 0; h < heads; h++) {
@@ -306,10 +306,10 @@ INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, cons
 /* acc += weights times block b of a span's values. */
 INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
                    size_t b, float32x4_t acc[HEADS][8]) {
-    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * mxd_block_bytes(format);
+    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);
     const uint8_t *row = span->v;
     for (size_t j = 0; j < span->n; j++, row += stride) {
-        elements32 v = load_elements(format, row + b * mxd_block_bytes(format));
+        elements32 v = load_elements(format, row + b * MXD_BLOCK_BYTES(format));
         float scale = vgetq_lane_f32(row_scales(format, vdupq_n_u32(row[codes_at + b])), 0), w[HEADS];
         UNROLL for (int h = 0; h < heads; h++) w[h] = weights[(size_t)h * ldw + j] * scale;
         UNROLL for (int i = 0; i < 4; i++) {

@@ -225,7 +225,7 @@ void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const ui
 /* ---- quantized rows of the KV cache ---- */
 
 size_t mxd_row_bytes(mxd_row_format format, size_t d) {
-    return format == MXD_ROW_F16 ? 2 * d : d / BLOCK * (mxd_block_bytes(format) + 1);
+    return format == MXD_ROW_F16 ? 2 * d : d / BLOCK * (MXD_BLOCK_BYTES(format) + 1);
 }
 
 static const int8_t NORMAL4[16] = {MXD_NORMAL4_ELEMENTS};
