@@ -75,7 +75,6 @@ mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full) {
 
 void mxd_forget_looks(mxd_seq *s, size_t n) {
     if (s->full_done > n) s->full_done = n;
-    if (s->engine->mixes) s->done = s->full_done;
     s->awaits_full = s->catching_up = 0;
     s->waited = 0;
     s->flip_rate = 0;
