@@ -353,6 +353,44 @@ def test_closed_sequence_leaves_nothing_behind(model: Model) -> None:
             assert run(second, PROMPT) == fresh(model, PROMPT, max_tokens=12)
 
 
+def test_a_copy_holds_the_text_that_is_held_back(speaker: Engine) -> None:
+    with Timeline(speaker, max_tokens=3) as original:
+        original.prompt(tokens(b"d"))
+        speaker.step([original])
+        with Timeline(speaker, max_tokens=2, copy_of=original) as copy:
+            assert (copy.output, copy.text, copy.stats["generated_tokens"]) == ([], b"", 0)
+            speaker.step([copy, original])
+            speaker.step([copy, original])
+            assert (copy.text, copy.stop, copy.stats["generated_tokens"]) == ("漢".encode(), "limit", 2)
+            assert (original.text, original.stop) == ("漢".encode(), "limit")
+
+
+def test_a_copy_has_settings_and_stops_of_its_own(model: Model, engine: Engine) -> None:
+    sampled = {"temperature": 1.0, "seed": 5}
+    with Timeline(engine, max_tokens=4, ignore_eos=True) as original:
+        made = run(original, PROMPT)
+        with Timeline(engine, max_tokens=6, ignore_eos=True, copy_of=original, **sampled) as copy:
+            assert (copy.tokens, copy.stop) == ([*PROMPT, *made], "none")
+            while copy.stop == "none":
+                engine.step([copy])
+            found = copy.tokens[len(PROMPT) + 4 :]
+        assert found == fresh(model, [*PROMPT, *made], max_tokens=6, **sampled)
+        assert original.tokens == [*PROMPT, *made]
+
+
+def test_what_cannot_be_copied_is_refused(model: Model, engine: Engine) -> None:
+    with Engine(model, ctx=16, threads=1, max_seqs=2) as small, Timeline(small) as full:
+        run(full, PROMPT)
+        with Timeline(small, copy_of=full) as copy:
+            assert (copy.stop, len(copy.tokens)) == ("context", 16)
+            with pytest.raises(UsageError, match="all 2 sequences of the engine are open"):
+                Timeline(small, copy_of=full)
+        with pytest.raises(UsageError, match="temperature"):
+            Timeline(small, copy_of=full, temperature=-1.0)
+        with pytest.raises(UsageError, match="within its engine"):
+            Timeline(engine, copy_of=full)
+
+
 def test_sequences_beyond_max_seqs_are_refused(engine: Engine) -> None:
     sequences = [Timeline(engine) for _ in range(4)]
     with pytest.raises(UsageError, match="all 4 sequences of the engine are open"):

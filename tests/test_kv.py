@@ -142,6 +142,50 @@ def test_sequences_do_not_touch_each_other(model: Model, kv: KV) -> None:
         assert [sequence.tokens for sequence in running] == alone
 
 
+@pytest.mark.parametrize("kv", ["f16", *QUANTIZED])
+@pytest.mark.parametrize("steps", [1, 4, 30])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed: bool) -> None:
+    """Output, drafts and what else is known, from the middle of a prompt and of an answer, and whatever
+    other copies do."""
+    options: dict[str, Any] = {"core_fraction": 0.3, "catch_up": 8} if mixed else {"precision": "base"}
+    sampling: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "temperature": 0.8, "seed": 2}
+    with (
+        Engine(
+            model, 256, 1, max_seqs=3, max_rows=80, kv=kv, draft="model", draft_min=2, **options
+        ) as engine,
+        Sequence(engine, **sampling) as original,
+    ):
+        original.prompt(IDS[:100])
+        for _ in range(steps):
+            engine.step([original])
+        with Sequence(engine, max_tokens=40, copy_of=original) as other:
+            other.prompt(IDS[200:240])
+            while other.stop == "none":
+                engine.step([other])
+        sampling["max_tokens"] -= original.stats["generated_tokens"]
+        with Sequence(engine, copy_of=original, **sampling) as copy:
+            if steps == 30:
+                assert copy.cache == original.cache
+                assert copy.tiers == original.tiers
+            drafted = 0
+            while original.stop == "none":
+                engine.step([original, copy])
+                assert (copy.output, copy.records) == (original.output, original.records)
+                assert (copy.drafts, copy.stop) == (original.drafts, original.stop)
+                drafted += len(copy.drafts)
+            assert drafted > 30
+            assert copy.cache == original.cache
+        tokens = original.tokens
+    with (
+        Engine(model, 256, 1, kv=kv, draft="off", **options) as engine,
+        Sequence(engine, **sampling | {"max_tokens": 90}) as alone,
+    ):
+        for _ in alone.generate(IDS[:100]):
+            pass
+        assert alone.tokens == tokens
+
+
 @pytest.mark.parametrize("kv", QUANTIZED)
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 120, 159])
 def test_what_was_truncated_leaves_no_trace(model: Model, kv: KV, length: int) -> None:

@@ -288,6 +288,10 @@ mxd_status mxd_engine_share_tuner(mxd_engine *engine, const mxd_engine *other, m
 /* ---- sequences ---- */
 void mxd_sampling_default(mxd_sampling *out);
 mxd_status mxd_seq_open(mxd_engine *engine, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
+/* Open another sequence of the same engine that begins with all that `from` holds, as if it had been given the same tokens
+ * itself: prompts that begin alike are processed once, an answer is tried several ways. Settings and statistics are its
+ * own; a stop is not copied (but a full context stays full), nor are the caller's drafter and core rule. */
+mxd_status mxd_seq_copy(const mxd_seq *from, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
 void mxd_seq_close(mxd_seq **seq);
 /* Queue tokens behind what the sequence holds; clears a stop, restarts max_tokens and the statistics.
  * MXD_ERR_CONTEXT if they do not fit together with at least one generated token; nothing is queued then. */

@@ -56,6 +56,20 @@ static void learn_context(const mxd_engine *g, mxd_seq *s) {
     }
 }
 
+void mxd_draft_model_copy(mxd_seq *to, const mxd_seq *from) {
+    const mxd_engine *g = from->engine;
+    uint32_t vocab = g->model->drafter.vocab, tiles = (from->context_rows + MXD_TILE_ROWS - 1) / MXD_TILE_ROWS;
+    to->draft_done = from->draft_done;
+    memcpy(to->draft_state, from->draft_state, g->model->config.hidden * sizeof *to->draft_state);
+    memcpy(to->guesses, from->guesses, sizeof to->guesses);
+    to->guess_count = from->guess_count;
+    memcpy(to->draft_ids + vocab, from->draft_ids + vocab, from->context_rows * sizeof *to->draft_ids);
+    memcpy(to->context_head, from->context_head, tiles * tile_bytes(g));
+    to->context_read = from->context_read;
+    to->context_rows = from->context_rows;
+    to->context_next = from->context_next;
+}
+
 /* ---- a pass: the engine's rows through the drafter, logits of its outcomes ---- */
 
 static void fuse_features(const mxd_worker *w) {

@@ -7,6 +7,9 @@
 /* Gather the rows of the draft vocabulary from the target's head. */
 void mxd_draft_model_init(mxd_engine *g);
 
+/* What the drafter knows of a sequence, but for its cache (mxd_kv_copy), into another one of the engine. */
+void mxd_draft_model_copy(mxd_seq *to, const mxd_seq *from);
+
 /* Behind a step of the target: sequence i's newly processed positions were the step's rows step_rows[i][counts[i]].
  * Brings the drafter's cache up to date and makes the first guesses of the next draft. */
 void mxd_draft_model_follow(mxd_engine *g, mxd_seq *const *seqs, const uint32_t *const *step_rows, const size_t *counts,

@@ -144,6 +144,35 @@ size_t mxd_kv_spans(const mxd_engine *g, uint32_t slot, uint32_t layer, uint32_t
     return count;
 }
 
+void mxd_kv_copy(mxd_seq *to, const mxd_seq *from) {
+    const mxd_engine *g = from->engine;
+    const mxd_config *c = &g->model->config;
+    const mxd_kv_layout *k = &g->kv;
+    const mxd_kv_state *s = &from->kv;
+    size_t ring = from->done < k->ring ? from->done : k->ring, far = (k->core + k->ring) * k->row_bytes;
+    for (uint32_t layer = 0; layer < c->layers + (g->draft_kv != NULL); layer++)
+        for (int which = 0; which < 2; which++)
+            for (uint32_t head = 0; head < c->kv_heads; head++) {
+                uint8_t *copy = head_rows(g, to->slot, layer, which, head);
+                const uint8_t *rows = head_rows(g, from->slot, layer, which, head);
+                if (layer == c->layers) {
+                    memcpy(copy, rows, from->draft_done * mxd_row_bytes(MXD_ROW_F16, c->head_dim));
+                    continue;
+                }
+                memcpy(copy, rows, s->core_count * k->row_bytes);
+                memcpy(copy + in_ring(k, 0), rows + in_ring(k, 0), ring * k->row_bytes);
+                memcpy(copy + far, rows + far, s->far_count * k->far_row_bytes);
+            }
+    to->kv.aged = s->aged;
+    to->kv.core_count = s->core_count;
+    to->kv.far_count = s->far_count;
+    if (k->mode != MXD_KV_TIERED) return;
+    memcpy(to->kv.core, s->core, s->core_count * sizeof *s->core);
+    memcpy(to->kv.far, s->far, s->far_count * sizeof *s->far);
+    memcpy(to->kv.attended, s->attended, from->done * sizeof *s->attended);
+    memcpy(to->kv.doubt, s->doubt, from->token_count * sizeof *s->doubt);
+}
+
 /* ---- tiers ---- */
 
 void mxd_kv_reset(mxd_seq *s) {

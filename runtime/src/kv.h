@@ -55,6 +55,8 @@ void mxd_kv_store(const mxd_engine *g, uint32_t layer, float *x, uint8_t *place)
 size_t mxd_kv_spans(const mxd_engine *g, uint32_t slot, uint32_t layer, uint32_t head, size_t position,
                     mxd_span spans[MXD_KV_MAX_SPANS]);
 
+/* Keys and values of all that a sequence has processed, and their tiers, into another one that holds nothing. */
+void mxd_kv_copy(mxd_seq *to, const mxd_seq *from);
 /* Forget all positions. */
 void mxd_kv_reset(mxd_seq *s);
 /* Whether positions can be forgotten without those before them. */

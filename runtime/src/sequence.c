@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cpu.h"
+#include "draft_model.h"
 #include "precision.h"
 #include "utf8.h"
 
@@ -48,6 +49,33 @@ mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **o
     s->core_rule = NULL;
     mxd_forget_looks(s, 0);
     *out = s;
+    return MXD_OK;
+}
+
+mxd_status mxd_seq_copy(const mxd_seq *from, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
+    const mxd_engine *g = from->engine;
+    mxd_status status = mxd_seq_open(from->engine, sampling, out, err);
+    if (status) return status;
+    mxd_seq *s = *out;
+    memcpy(s->tokens, from->tokens, from->token_count * sizeof *s->tokens);
+    s->token_count = s->output_from = from->token_count;
+    s->done = from->done;
+    s->kept = from->kept;
+    s->prompt_end = from->prompt_end;
+    if (s->token_count == g->plan.ctx) s->stop = MXD_STOP_CONTEXT;
+    memcpy(s->held, from->held, from->held_len);
+    s->held_len = from->held_len;
+    mxd_kv_copy(s, from);
+    s->full_done = from->full_done;
+    s->awaits_full = from->awaits_full;
+    s->catching_up = from->catching_up;
+    s->waited = from->waited;
+    s->awaiting = from->awaiting;
+    s->core_threshold = from->core_threshold;
+    s->flip_rate = from->flip_rate;
+    if (g->features) mxd_draft_model_copy(s, from);
+    s->stats.prompt_tokens = s->token_count - s->done;
+    s->prompted_at = mxd_now();
     return MXD_OK;
 }
 

@@ -412,8 +412,9 @@ class Engine(_Handle):
 class Sequence(_Handle):
     """One token timeline with its own sampling settings (mxdraft.h, ``mxd_sampling``).
 
-    ``max_tokens`` 0 means until the context is full. Raises UsageError on a setting out of range or if
-    ``max_seqs`` sequences are open already.
+    ``max_tokens`` 0 means until the context is full. ``copy_of`` is another sequence of the engine: the new
+    one begins with all that it holds, as if it had been given the same tokens itself. Raises UsageError on a
+    setting out of range, if ``max_seqs`` sequences are open already, or if ``copy_of`` is another engine's.
     """
 
     def __init__(
@@ -429,9 +430,12 @@ class Sequence(_Handle):
         max_tokens: int = 0,
         ignore_eos: bool = False,
         stop: Iterable[str | bytes] = (),
+        copy_of: Sequence | None = None,
     ) -> None:
         library = load()
         ffi = library.ffi
+        if copy_of is not None and copy_of.engine is not engine:
+            raise UsageError("a sequence can be copied within its engine only")
         sampling = ffi.new("mxd_sampling *")
         library.lib.mxd_sampling_default(sampling)
         stops = [ffi.new("char[]", _c_text(text)) for text in stop]
@@ -447,9 +451,12 @@ class Sequence(_Handle):
         sampling.stop = ffi.cast("const char *const *", stop_array)
         sampling.stop_count = len(stops)
         box = ffi.new("mxd_seq **")
-        library.call(library.lib.mxd_seq_open, engine._pointer, sampling, box)
+        if copy_of is None:
+            library.call(library.lib.mxd_seq_open, engine._pointer, sampling, box)
+        else:
+            library.call(library.lib.mxd_seq_copy, copy_of._pointer, sampling, box)
         super().__init__(box, library.lib.mxd_seq_close, engine)
-        self.engine = engine  # keeps it open
+        self.engine: Engine = engine  # keeps it open
         self._drafter: Any = None
         self._core_rule: Any = None
 
