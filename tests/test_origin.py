@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from mxdraft import origin, origin_memory
+from mxdraft import origin, origin_memory, origin_together
 from mxdraft.bundle import Bundle
 from mxdraft.cli import cli
 from mxdraft.errors import RefusedError
 from mxdraft.export import export_model
 from mxdraft.origin_compute import Batch
 from mxdraft.origin_precision import measure_rules, record_trace
+from mxdraft.origin_together import having_read
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.schedule import Schedule
 
+TEXT = [i * 31 % 497 + 3 for i in range(150)]
 DOCUMENTS = [np.arange(i, i + 40) * 7 % 497 + 3 for i in range(0, 180, 30)]
 
 
@@ -147,10 +149,89 @@ def test_evaluate_origin_reports_every_resource(
     assert 4 < found["memory"]["tiered_bits_per_value"] < 8.3
     assert 0 <= found["identification"]["accuracy"] <= 1
     assert 0 < found["identification"]["us_per_step"] < 1e6
-    assert set(found["together"]) == set(found["compute"]) == {"1", "48"}
-    assert set(found["together"]["1"]) == {"full", "compute", "precision", "memory", "all"}
+    together = found["together"]["512"]
+    assert set(together) == set(found["compute"]) == {"1", "48"}
+    assert set(together["1"]) == {"full", "compute", "precision", "memory", "all"}
+    assert together["48"]["memory"]["tokens_per_step"] == together["48"]["full"]["of_full"] == 1
+    cache = found["memory"]["contexts"]["512"]
+    assert set(cache) == {"f16", "int8", "tiered", "recency"}
+    assert cache["f16"]["kl"] == cache["f16"]["acceptance_less_f16"] == 0 < cache["tiered"]["kl"]
+    assert set(found["memory"]["speed"]["512"]) == {"f16", "int8", "mxfp4", "tiered"}
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "repaired" in capfd.readouterr().out
+
+
+def test_answers_behind_a_copied_text_are_those_behind_the_text(model: Model) -> None:
+    text, questions = TEXT[:70], [TEXT[i : i + 5] for i in range(3)]
+    options: dict[str, Any] = {"precision": "base", "draft": "ngram", "kv": "tiered", "max_rows": 64}
+    with Engine(model, 128, 1, max_seqs=4, **options) as engine:
+        with having_read(engine, text) as shared:
+            found = Batch(engine, questions, 3, 9, begin=shared).run()
+            assert shared.tokens == text
+        for question, made in zip(questions, found, strict=True):
+            with Sequence(engine, max_tokens=9, ignore_eos=True) as sequence:
+                for _ in sequence.generate(text + question):
+                    pass
+                assert sequence.tokens[75:] == made
+
+
+def test_a_context_without_enough_text_is_left_out(model: Model) -> None:
+    told: list[str] = []
+    found = origin_together.measure(
+        model, TEXT, [TEXT[:5]] * 3, (128, 900, 64), (1, 3), 8, rounds=1, threads=1, progress=told.append
+    )
+    assert list(found) == ["128", "64"]
+    assert [line for line in told if "left out" in line] == [
+        f"context 900 left out: the text has {len(TEXT)} tokens, 887 were needed"
+    ]
+    for by_places in found.values():
+        assert set(by_places) == {"1", "3"}
+        for by_name in by_places.values():
+            assert by_name["full"]["of_full"] == by_name["memory"]["tokens_per_step"] == 1
+            assert all(row["tok_per_s"] > 0 for row in by_name.values())
+
+
+def test_acceptance_is_that_of_drafts_behind_the_text(
+    long_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin_memory, "TAIL", 40)
+    with (
+        Model(long_bundle) as opened,
+        Engine(opened, 150, 1, draft="off") as engine,
+        Sequence(engine, ignore_eos=True) as sequence,
+    ):
+        for _ in sequence.generate(TEXT[:60]):
+            pass
+        ids = sequence.tokens
+    path = tmp_path / "known.mxb"  # a table that knows how the model goes on
+    path.write_bytes(tiny.with_ngrams(long_bundle.read_bytes(), [np.array(ids)] * 2))
+    reported: list[Any] = []
+    found = origin_memory.measure(
+        path, ids, (150, 800), 1, threads=1, only=("mxfp4",), report=lambda *row: reported.append(row)
+    )
+    assert reported == [("150", name, row) for name, row in found["150"].items()]
+    assert set(found) == {"150"}
+    shares: dict[str, list[float]] = {"f16": [], "mxfp4": []}
+    for kv, of_kv in shares.items():
+        verified = accepted = 0
+        with Model(path) as opened:
+            for at in range(112, 150, 2):
+                with (
+                    Engine(opened, 150, 1, draft_min=3, draft_max=3, kv=kv) as engine,  # type: ignore[arg-type]
+                    Sequence(engine, ignore_eos=True) as sequence,
+                ):
+                    sequence.prompt(ids[:at])
+                    while len(sequence.tokens) == at:
+                        engine.step([sequence])
+                    engine.step([sequence])
+                    drafts = [draft for draft in sequence.drafts if draft.verified]
+                    verified += len(drafts)
+                    accepted += sum(draft.accepted for draft in drafts)
+                    of_kv.append(sum(draft.accepted for draft in drafts) / max(len(drafts), 1))
+        assert found["150"][kv]["acceptance"] == accepted / verified > 0
+    difference = np.subtract(shares["mxfp4"], shares["f16"])
+    assert found["150"]["mxfp4"]["acceptance_less_f16"] == pytest.approx(difference.mean())
+    assert difference.any()
 
 
 def test_another_schedule_leaves_the_rest_of_a_bundle_as_it_is(long_bundle: Path) -> None:

@@ -3,7 +3,6 @@ calibrate`` do."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft import logistic, origin_compute, origin_memory
+from mxdraft import logistic, origin_compute, origin_memory, origin_together
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.ngrams import read_documents
 from mxdraft.origin_precision import (
@@ -33,6 +32,9 @@ from mxdraft.schedule import FRACTIONS, Schedule
 Document = NDArray[np.int64]
 
 _WINDOW = 384
+_LONGEST = 8192  # tokens that the longest context needs
+_QUICK_TOGETHER: dict[str, Any] = {"contexts": (512,), "concurrencies": (1, 48), "tokens": 16, "rounds": 1}
+_QUICK_CACHE: dict[str, Any] = {"contexts": (512,), "most_tokens": 512, "only": ("int8", "tiered", "recency")}
 
 
 def own_text(model: Model, prompts: Sequence[str], tokens: int, threads: int) -> list[Document]:
@@ -158,45 +160,6 @@ def evaluate_compute(
     return compute, found
 
 
-def evaluate_together(
-    model: Model, prompts: Sequence[list[int]], quick: bool, threads: int, progress: Progress
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Decode tok/s, prompts included, of each resource alone and of all, by number of sequences; ratio to
-    full precision without drafting. The same prompts, in turns."""
-    core = {"core_fraction": 0.1}
-    chosen: dict[str, dict[str, Any]] = {
-        "full": {"precision": "full", "draft": "off"},
-        "compute": {"precision": "full", "draft": "auto"},
-        "precision": {**core, "draft": "off"},
-        "memory": {"precision": "full", "draft": "off", "kv": "tiered"},
-        "all": {**core, "draft": "auto", "kv": "tiered"},
-    }
-    results: dict[str, dict[str, dict[str, float]]] = {}
-    for places in (1, 48) if quick else (1, 8, 48):
-        count, tokens = (max(places, 2), 16) if quick else (max(places, 6), 64)
-        seconds: dict[str, list[float]] = {name: [] for name in chosen}
-        for _ in range(1 if quick else 3):
-            for name, options in chosen.items():
-                with Engine(
-                    model, ctx=512, threads=threads, max_seqs=places, max_rows=max(64, 2 * places), **options
-                ) as engine:
-                    if options["draft"] != "off":
-                        engine.measure_costs()
-                    origin_compute.Batch(engine, prompts[:1], 1, 2).run()  # touches the weights
-                    start = time.perf_counter()
-                    made = origin_compute.Batch(engine, prompts[:count], places, tokens).run()
-                    seconds[name].append((time.perf_counter() - start) / sum(map(len, made)))
-        results[str(places)] = {
-            name: {
-                "tok_per_s": 1 / float(np.median(took)),
-                "of_full": float(np.median(np.array(seconds["full"]) / np.array(took))),
-            }
-            for name, took in seconds.items()
-        }
-        progress(f"{places} sequences: all together")
-    return results
-
-
 def evaluate_origin(
     model: Model,
     schedule: Schedule,
@@ -221,21 +184,28 @@ def evaluate_origin(
     flips = precision.pop("identification")
     prompts = [model.chat([("user", prompt)]) for prompt in PROMPTS]
     compute, acceptance = evaluate_compute(model, prompts, quick, threads, progress)
-    together = evaluate_together(model, prompts, quick, threads, progress)
-    total = sum(map(len, documents))
-    contexts = [ctx for ctx in ((512,) if quick else (1024, 2048)) if ctx <= total]
-    memory = origin_memory.measure(
-        Path(model.info.path),
-        model.decode(token for document in documents for token in document.tolist()).decode(
-            "utf-8", "replace"
-        ),
-        contexts,
-        windows=1,
+    if text is not None:
+        documents = read_text(model, text, _LONGEST)
+    ids = [token for document in documents for token in document.tolist()]
+    together = origin_together.measure(
+        model,
+        ids,
+        prompts,
+        **_QUICK_TOGETHER if quick else {},
         threads=threads,
-        only=("int8", "tiered", "recency") if quick else (),
+        progress=progress,
+    )
+    cache = origin_memory.measure(
+        Path(model.info.path),
+        ids,
+        **_QUICK_CACHE if quick else {},
+        threads=threads,
         report=lambda ctx, name, row: progress(f"KV {name} at {ctx}: KL {row['kl']:.4f}"),
     )
-    tiers = [by_setting["tiered"] for by_setting in memory.values()]
+    cache_speed = origin_memory.measure_speed(
+        model, ids, (512,) if quick else (512, 2048, 8192), threads=threads
+    )
+    tiers = [by_setting["tiered"] for by_setting in cache.values()]
     many = compute["48"]
     fixed = max(many[name]["busy_tok_per_s"] for name in many if name.startswith("fixed"))
     return {
@@ -248,7 +218,8 @@ def evaluate_origin(
         "memory": {
             "tiered_bits_per_value": tiers[-1]["bits_per_value"] if tiers else None,
             "tiered_kl": tiers[-1]["kl"] if tiers else None,
-            "contexts": memory,
+            "contexts": cache,
+            "speed": cache_speed,
         },
         "identification": {
             **{key: acceptance[key] for key in ("accuracy", "auc", "us_per_step", "reliability", "examples")},

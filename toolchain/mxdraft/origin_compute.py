@@ -109,7 +109,8 @@ def open_engine(
 class Batch:
     """Prompts through one engine, greedily, up to ``tokens`` tokens each, ``places`` at a time: a sequence
     that ends makes place for the next prompt. ``made``: what came of each prompt so far. ``seen`` gets the
-    drafts of each step with the prompt's number."""
+    drafts of each step with the prompt's number. With ``begin`` every prompt stands behind what that sequence
+    holds, and ends of sequences are ignored."""
 
     engine: Engine
     prompts: Sequence[list[int]]
@@ -117,6 +118,7 @@ class Batch:
     tokens: int
     tally: Tally | None = None
     seen: Callable[[int, list[DraftRecord]], None] | None = None
+    begin: Timeline | None = None
     made: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -149,7 +151,12 @@ class Batch:
 
     def _sequences(self) -> Iterator[tuple[int, Timeline]]:
         for i, ids in enumerate(self.prompts):
-            sequence = Timeline(self.engine, max_tokens=self.tokens)
+            sequence = Timeline(
+                self.engine,
+                max_tokens=self.tokens,
+                ignore_eos=self.begin is not None,
+                copy_of=self.begin,
+            )
             sequence.prompt(ids)
             yield i, sequence
 

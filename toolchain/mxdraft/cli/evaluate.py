@@ -323,7 +323,12 @@ def acceptance(
 @model_option
 @click.option("--quick", is_flag=True, help="A small sample of everything: minutes instead of an hour.")
 @click.option("--text", type=_path, help="Text (UTF-8 or .npz) to measure on; by default, its own answers.")
-@click.option("--tokens", type=whole(256, 1 << 20), default="6144", help="Tokens of it at most.")
+@click.option(
+    "--tokens",
+    type=whole(256, 1 << 20),
+    default="6144",
+    help="Tokens of it for precision; the KV cache reads up to 8192.",
+)
 @threads_option
 @_json_option
 @_plot_option
@@ -386,17 +391,26 @@ def _origin_lines(results: dict[str, Any]) -> Iterator[str]:
                 f"{places:<10}{name:<10}{accepted:>9}{m['tokens_per_step']:>9.2f}{m['busy_tok_per_s']:>8.1f}"
                 f"{m['p50_ms']:>8.1f}{m['p95_ms']:>8.1f}"
             )
-    yield f"{'sequences':<10}{'core':<12}{'tok/s':>8}{'of full':>9}"
-    for places, resources in results["together"].items():
-        for name, r in resources.items():
-            yield f"{places:<10}{name:<12}{r['tok_per_s']:>8.1f}{r['of_full']:>9.2f}"
-    yield f"{'context':<10}{'KV':<12}{'bits':>6}{'KL':>9}{'agreement':>11}{'tok/s':>8}"
+    yield f"{'context':<10}{'sequences':<11}{'core':<12}{'tok/s':>8}{'of full':>9}{'tok/step':>10}"
+    for ctx, by_places in results["together"].items():
+        for places, resources in by_places.items():
+            for name, r in resources.items():
+                yield (
+                    f"{ctx:<10}{places:<11}{name:<12}{r['tok_per_s']:>8.1f}{r['of_full']:>9.2f}"
+                    f"{r['tokens_per_step']:>10.2f}"
+                )
+    yield f"{'context':<10}{'KV':<12}{'bits':>6}{'KL':>9}{'agreement':>11}{'accepted':>10}{'less f16':>10}"
     for ctx, caches in results["memory"]["contexts"].items():
         for name, k in caches.items():
+            accepted = "" if k["acceptance"] is None else f"{k['acceptance']:.1%}"
             yield (
                 f"{ctx:<10}{name:<12}{k['bits_per_value']:>6.2f}{k['kl']:>9.4f}{k['agreement']:>11.1%}"
-                f"{k['tok_per_s']:>8.1f}"
+                f"{accepted:>10}{k['acceptance_less_f16']:>+10.1%} +-{k['acceptance_error']:.1%}"
             )
+    yield f"{'context':<10}{'KV':<12}{'tok/s':>8}{'of int8':>9}"
+    for ctx, formats in results["memory"]["speed"].items():
+        for name, f in formats.items():
+            yield f"{ctx:<10}{name:<12}{f['tok_per_s']:>8.1f}{f['of_int8']:>9.2f}"
 
 
 def _named(drafter: str) -> tuple[str, Path]:
