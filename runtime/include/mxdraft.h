@@ -131,7 +131,7 @@ typedef struct mxd_plan {
     uint64_t weights;     /* mapped file pages this precision reads */
     uint64_t kv_cache;    /* max_seqs x layers x 2 x kv_heads x the rows of ctx positions (f16: head_dim x 2 bytes) */
     uint64_t activations; /* workspaces of max_rows rows, logits, attention scores */
-    uint64_t sequences;   /* token histories and text buffers */
+    uint64_t sequences;   /* token histories, text buffers, what is learned of drafts */
     uint64_t total;
     uint64_t available;   /* what this machine can give now: MemAvailable, cgroup and rlimit */
     uint32_t ctx;         /* the options as resolved */
@@ -272,9 +272,10 @@ mxd_status mxd_plan_memory(const mxd_model *model, const mxd_options *options, m
 mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, mxd_engine **out, mxd_error *err);
 void mxd_engine_close(mxd_engine **engine);
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
-/* What steps cost, for choosing draft lengths; without it the costs are guessed. Measuring takes 54 steps,
- * and 12 wide ones for several sequences, before the first sequence opens. The result is kept in a directory (NULL: nowhere), one small file for each kind of machine,
- * bundle and options; mxd_engine_load_costs() returns 1 if it found one. A directory that cannot be written is no error. */
+/* What steps cost, for choosing draft lengths; without it the costs are guessed. Measuring takes 54 steps, and 12 wide
+ * ones for several sequences, before the first sequence opens. The result is kept in a directory (NULL: nowhere), one
+ * small file for each kind of machine, bundle and options; mxd_engine_load_costs() returns 1 if it found one. A directory
+ * that cannot be written is no error. */
 int mxd_engine_load_costs(mxd_engine *engine, const char *directory);
 mxd_status mxd_engine_measure_costs(mxd_engine *engine, const char *directory, mxd_error *err);
 void mxd_engine_get_costs(const mxd_engine *engine, mxd_costs *out);
@@ -288,18 +289,19 @@ mxd_status mxd_engine_share_tuner(mxd_engine *engine, const mxd_engine *other, m
 /* ---- sequences ---- */
 void mxd_sampling_default(mxd_sampling *out);
 mxd_status mxd_seq_open(mxd_engine *engine, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
-/* Open another sequence of the same engine that begins with all that `from` holds, as if it had been given the same tokens
- * itself: prompts that begin alike are processed once, an answer is tried several ways. Settings and statistics are its
- * own; a stop is not copied (but a full context stays full), nor are the caller's drafter and core rule. */
+/* Open another sequence of the same engine that begins with all that `from` holds, as if it had been given the same
+ * tokens itself: prompts that begin alike are processed once, an answer is tried several ways. Settings and statistics
+ * are its own; a stop is not copied (but a full context stays full), nor are the caller's drafter and core rule. */
 mxd_status mxd_seq_copy(const mxd_seq *from, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
 void mxd_seq_close(mxd_seq **seq);
 /* Queue tokens behind what the sequence holds; clears a stop, restarts max_tokens and the statistics.
  * MXD_ERR_CONTEXT if they do not fit together with at least one generated token; nothing is queued then. */
 mxd_status mxd_seq_prompt(mxd_seq *seq, const uint32_t *ids, size_t n, mxd_error *err);
-/* One engine step for n sequences of this engine: at most max_rows rows, prompt rows first come; each sequence
- * whose prompt is processed yields one token, and the drafted ones that were right before it, unless its row waits for
- * other sequences' rows to share a pass at full precision. Stopped sequences are skipped, and so are those without a token to process, but if nothing at all can run and one has not stopped, that is
- * MXD_ERR_ARGUMENT. After any error nothing is committed. */
+/* One engine step for n sequences of this engine: at most max_rows rows, prompt rows first come; each sequence whose
+ * prompt is processed yields one token, and the drafted ones that were right before it, unless its row waits for other
+ * sequences' rows to share a pass at full precision. Stopped sequences are skipped, and so are those without a token to
+ * process, but if nothing at all can run and one has not stopped, that is MXD_ERR_ARGUMENT. After any error nothing is
+ * committed. */
 mxd_status mxd_step(mxd_engine *engine, mxd_seq *const *seqs, size_t n, mxd_error *err);
 /* Tokens and text that the last step added. Text is whole UTF-8 characters, never part of a stop string; what a
  * stop leaves incomplete is flushed by the step that stops. Valid until the next step. */

@@ -123,8 +123,8 @@ static size_t layout(mxd_engine *g, char *base) {
         }
         if (base) g->seqs[i] = s;
     }
-    g->plan.sequences = b.used - g->plan.kv_cache - g->plan.activations;
-    g->plan.total = g->plan.weights + b.used;
+    g->plan.sequences = b.used - g->plan.kv_cache - g->plan.activations + sizeof *g + mxd_tuner_bytes();
+    g->plan.total = g->plan.weights + g->plan.kv_cache + g->plan.activations + g->plan.sequences;
     return b.used;
 }
 

@@ -51,7 +51,8 @@ float mxd_attended(const mxd_engine *g, size_t m, size_t from, size_t to) {
     size_t end = (size_t)g->rows[m].position + 1;
     float sum = 0;
     if (to > end) to = end;
-    for (uint32_t h = 0; from < to && h < g->model->config.kv_heads; h++) sum += sum16(slot_of(g, m, h) + from, to - from);
+    for (uint32_t h = 0; from < to && h < g->model->config.kv_heads; h++)
+        sum += sum16(slot_of(g, m, h) + from, to - from);
     return sum;
 }
 

@@ -1,8 +1,8 @@
 /* Monitor: what is cheaply known of tokens.
  *
- * Attention that they receive, in one layer of the target (schedule.h, monitored_layer). Each row of a step and each KV head has a slot of
- * its own, by position, so neither threads nor tiers change a bit. What a sequence has received counts only rows that are
- * committed: rejected drafts leave no trace.
+ * Attention that they receive, in one layer of the target (schedule.h, monitored_layer). Each row of a step and each KV
+ * head has a slot of its own, by position, so neither threads nor tiers change a bit. What a sequence has received counts
+ * only rows that are committed: rejected drafts leave no trace.
  *
  * Drafted tokens: what was known of each, and what the step made of it (mxd_seq_drafts). */
 #ifndef MXD_MONITOR_H

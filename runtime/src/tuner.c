@@ -34,6 +34,10 @@ struct mxd_tuner {
     place places[MXD_TUNER_READERS];
 };
 
+size_t mxd_tuner_bytes(void) {
+    return sizeof(mxd_tuner);
+}
+
 mxd_tuner *mxd_tuner_open(const mxd_policy *first) {
     void *memory = NULL;
     if (posix_memalign(&memory, LINE, sizeof(mxd_tuner))) return NULL;

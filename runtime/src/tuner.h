@@ -22,7 +22,8 @@ typedef struct mxd_reader {
     uint32_t place;
 } mxd_reader;
 
-/* A tuner without readers, or NULL: out of memory. This is all that is ever allocated. */
+/* A tuner without readers, or NULL: out of memory. This is all that is ever allocated, so many bytes. */
+size_t mxd_tuner_bytes(void);
 mxd_tuner *mxd_tuner_open(const mxd_policy *first);
 /* Returns whether there was a place. The tuner must not be left by its last reader meanwhile. */
 int mxd_tuner_join(mxd_tuner *tuner, mxd_reader *out);
