@@ -18,8 +18,8 @@
 enum { BLOCK_VECTORS = BLOCK / LANES }; /* of a block */
 
 /* Scores of `heads` query heads over a span, lds apart; the last keys are repeated where there are fewer. */
-INLINE void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d, float scale,
-                     float *scores, size_t lds) {
+INLINE TARGET void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d,
+                            float scale, float *scores, size_t lds) {
     const size_t stride = mxd_row_bytes(format, d);
     for (size_t j = 0; j < span->n; j += LANES) {
         const uint8_t *row[LANES];
@@ -37,8 +37,8 @@ INLINE void score_mx(mxd_row_format format, const mxd_act *q, int heads, const m
     }
 }
 
-INLINE void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
-                      float scale, float *scores, float *out) {
+INLINE TARGET void attend_mx(const mxd_act *q, int heads, const mxd_span *spans, size_t count, size_t n, size_t d,
+                             float scale, float *scores, float *out) {
     float *at = scores, inverse[HEADS];
     for (const mxd_span *s = spans; s < spans + count; at += s->n, s++) {
         WITH_FORMAT(score_mx, s, q, heads, s, d, scale, at, n)

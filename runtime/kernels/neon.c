@@ -3,15 +3,6 @@
 
 #if defined(__aarch64__)
 
-#include <math.h>
-
-/* lane i += i+8, then +4, +2, +1: the canonical tree of 16 lanes held as four vectors. */
-INLINE float reduce16(const float32x4_t v[4]) {
-    float32x4_t s4 = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
-    float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
-    return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
-}
-
 INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
     for (int i = 0; i < 8; i += 4) {
         int16x8_t a = vcombine_s16(vmovn_s32(v[i]), vmovn_s32(v[i + 1]));
@@ -163,28 +154,6 @@ static float mxd_rmsnorm_neon(const float *x, const float *w, size_t n, float ep
     return ss;
 }
 
-/* vminq and vmaxq return NaN for NaN, as the reference's comparisons do. */
-INLINE float32x4_t exp4(float32x4_t x) {
-    x = vminq_f32(x, vdupq_n_f32(88.0f));
-    x = vmaxq_f32(x, vdupq_n_f32(-87.0f));
-    float32x4_t n = vrndnq_f32(vmulq_n_f32(x, 0x1.715476p+0f));
-    float32x4_t r = vfmsq_f32(x, n, vdupq_n_f32(0x1.62e4p-1f));
-    r = vfmsq_f32(r, n, vdupq_n_f32(0x1.7f7d1cp-20f));
-    float32x4_t p = vdupq_n_f32(0x1.a01a02p-13f);
-    p = vfmaq_f32(vdupq_n_f32(0x1.6c16c2p-10f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(0x1.111112p-7f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(0x1.555556p-5f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(0x1.555556p-3f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(0.5f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
-    int32x4_t power = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23);
-    return vmulq_f32(p, vreinterpretq_f32_s32(power)); /* NaN: p is NaN already */
-}
-
-/* Query heads that share the conversion of keys and values, as far as registers go. */
-enum { HEADS = 3, LANES = 4 };
-
 INLINE float32x4_t load_f16(const uint16_t *p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
@@ -203,28 +172,6 @@ INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t
             }
         UNROLL for (int h = 0; h < heads; h++) scores[(size_t)h * n + j] = reduce16(lane[h]) * scale;
     }
-}
-
-/* Scores to weights; returns 1 / their sum. */
-INLINE float softmax(float *scores, size_t n) {
-    float max = -INFINITY;
-    for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
-    size_t j = 0;
-    float32x4_t sums[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
-    for (; j + 16 <= n; j += 16)
-        UNROLL for (size_t c = 0; c < 4; c++) {
-            float32x4_t w = exp4(vsubq_f32(vld1q_f32(scores + j + 4 * c), vdupq_n_f32(max)));
-            vst1q_f32(scores + j + 4 * c, w);
-            sums[c] = vaddq_f32(sums[c], w);
-        }
-    float lane[16];
-    UNROLL for (int c = 0; c < 4; c++) vst1q_f32(lane + 4 * c, sums[c]);
-    for (; j < n; j++) {
-        scores[j] = mxd_exp_ref(scores[j] - max);
-        lane[j % 16] += scores[j];
-    }
-    UNROLL for (int c = 0; c < 4; c++) sums[c] = vld1q_f32(lane + 4 * c);
-    return 1.0f / reduce16(sums);
 }
 
 /* 4 * V values of every head's output, from v and out on. */
@@ -247,90 +194,18 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
 #define ATTENTION mxd_attention_neon
 #include "attention.h"
 
-/* ---- attention over quantized rows: four keys at a time, one in each lane of the scores ---- */
-
-typedef struct elements32 {
-    int8x16_t half[2];
-} elements32;
-
-/* 32 elements of a row, integers in units of its format. */
-INLINE elements32 load_elements(mxd_row_format format, const uint8_t *p) {
-    if (format == MXD_ROW_MXINT8) return (elements32){{vld1q_s8((const int8_t *)p), vld1q_s8((const int8_t *)p + 16)}};
-    static const int8_t normal4[16] = {MXD_NORMAL4_ELEMENTS};
-    const int8x16_t table = format == MXD_ROW_MXFP4 ? e2m1_table() : vld1q_s8(normal4);
-    uint8x16_t pairs = vld1q_u8(p);
-    return (elements32){{vqtbl1q_s8(table, vandq_u8(pairs, vdupq_n_u8(15))), vqtbl1q_s8(table, vshrq_n_u8(pairs, 4))}};
-}
-
-/* Scales of four blocks times the format's unit. */
-INLINE float32x4_t row_scales(mxd_row_format format, uint32x4_t codes) {
-    if (format == MXD_ROW_NORMAL4) {
-        uint32x4_t bits = vshlq_n_u32(vaddq_u32(codes, vdupq_n_u32(MXD_NORMAL4_CODES)), 20);
-        return vreinterpretq_f32_u32(vorrq_u32(bits, vceqq_u32(codes, vdupq_n_u32(MXD_CODE_FAULT)))); /* ones: NaN */
-    }
-    uint32x4_t bits = vmaxq_u32(vshlq_n_u32(codes, 23), vdupq_n_u32(0x00400000));
-    return vmulq_n_f32(vreinterpretq_f32_u32(bits), format == MXD_ROW_MXFP4 ? 0.5f : 0.015625f);
-}
-
-/* Partial sums of the products of 32 elements; two products of at most 127 x 127 fit 16 bits. */
-INLINE int32x4_t dot32(elements32 a, const int8x16_t b[2]) {
+/* Two products of at most 127 x 127 fit 16 bits. */
+INLINE int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
     int32x4_t sum = vdupq_n_s32(0);
     UNROLL for (int i = 0; i < 2; i++) {
-        int16x8_t p = vmull_s8(vget_low_s8(a.half[i]), vget_low_s8(b[i]));
-        sum = vpadalq_s16(sum, vmlal_high_s8(p, a.half[i], b[i]));
+        int16x8_t p = vmull_s8(vget_low_s8(a[i]), vget_low_s8(b[i]));
+        sum = vpadalq_s16(sum, vmlal_high_s8(p, a[i], b[i]));
     }
     return sum;
 }
 
-/* acc[h] += scores of block b, of `heads` query heads (a constant) and four keys. */
-INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[LANES], size_t d,
-                        size_t b, float32x4_t acc[HEADS]) {
-    const size_t nblocks = d / BLOCK, codes_at = nblocks * MXD_BLOCK_BYTES(format);
-    uint32_t codes[LANES];
-    elements32 key[LANES];
-    UNROLL for (int r = 0; r < LANES; r++) {
-        codes[r] = row[r][codes_at + b];
-        key[r] = load_elements(format, row[r] + b * MXD_BLOCK_BYTES(format));
-    }
-    float32x4_t scale = row_scales(format, vld1q_u32(codes));
-    UNROLL for (int h = 0; h < heads; h++) {
-        size_t at = (size_t)h * nblocks + b;
-        const int8x16_t digits[2] = {vld1q_s8(q->q + at * BLOCK), vld1q_s8(q->q + at * BLOCK + 16)};
-        int32x4_t dots[LANES];
-        UNROLL for (int r = 0; r < LANES; r++) dots[r] = dot32(key[r], digits);
-        int32x4_t sum = vpaddq_s32(vpaddq_s32(dots[0], dots[1]), vpaddq_s32(dots[2], dots[3]));
-        acc[h] = vfmaq_f32(acc[h], vcvtq_f32_s32(sum), vmulq_n_f32(scale, q->s[at]));
-    }
-}
-
-/* acc += weights times block b of a span's values. */
-INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
-                   size_t b, float32x4_t acc[HEADS][8]) {
-    const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);
-    const uint8_t *row = span->v;
-    for (size_t j = 0; j < span->n; j++, row += stride) {
-        elements32 v = load_elements(format, row + b * MXD_BLOCK_BYTES(format));
-        float scale = vgetq_lane_f32(row_scales(format, vdupq_n_u32(row[codes_at + b])), 0), w[HEADS];
-        UNROLL for (int h = 0; h < heads; h++) w[h] = weights[(size_t)h * ldw + j] * scale;
-        UNROLL for (int i = 0; i < 4; i++) {
-            int16x8_t eight = i % 2 ? vmovl_high_s8(v.half[i / 2]) : vmovl_s8(vget_low_s8(v.half[i / 2]));
-            float32x4_t low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(eight)));
-            float32x4_t high = vcvtq_f32_s32(vmovl_high_s16(eight));
-            UNROLL for (int h = 0; h < heads; h++) {
-                acc[h][2 * i] = vfmaq_n_f32(acc[h][2 * i], low, w[h]);
-                acc[h][2 * i + 1] = vfmaq_n_f32(acc[h][2 * i + 1], high, w[h]);
-            }
-        }
-    }
-}
-
-#define VECTOR float32x4_t
-#define ZERO vdupq_n_f32(0)
-#define SCALED(v, s) vmulq_n_f32(v, s)
-#define STORE(p, v) vst1q_f32(p, v)
 #define ATTENTION_MX mxd_attention_mx_neon
-#include "attention_mx.h"
-
+#include "neon_attention_mx.h"
 /* ---- rows of the KV cache ---- */
 
 static void mxd_hadamard_neon(float *x, size_t d) {

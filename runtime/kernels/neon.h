@@ -5,6 +5,7 @@
 #if defined(__aarch64__)
 
 #include <arm_neon.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels.h"
@@ -67,6 +68,57 @@ INLINE void next_block(some_rows *x) {
     x->q += BLOCK;
     if (x->lo) x->lo += BLOCK;
     x->s++;
+}
+
+/* lane i += i+8, then +4, +2, +1: the canonical tree of 16 lanes held as four vectors. */
+INLINE float reduce16(const float32x4_t v[4]) {
+    float32x4_t s4 = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
+    float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
+    return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
+}
+
+/* vminq and vmaxq return NaN for NaN, as the reference's comparisons do. */
+INLINE float32x4_t exp4(float32x4_t x) {
+    x = vminq_f32(x, vdupq_n_f32(88.0f));
+    x = vmaxq_f32(x, vdupq_n_f32(-87.0f));
+    float32x4_t n = vrndnq_f32(vmulq_n_f32(x, 0x1.715476p+0f));
+    float32x4_t r = vfmsq_f32(x, n, vdupq_n_f32(0x1.62e4p-1f));
+    r = vfmsq_f32(r, n, vdupq_n_f32(0x1.7f7d1cp-20f));
+    float32x4_t p = vdupq_n_f32(0x1.a01a02p-13f);
+    p = vfmaq_f32(vdupq_n_f32(0x1.6c16c2p-10f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0x1.111112p-7f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0x1.555556p-5f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0x1.555556p-3f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0.5f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
+    int32x4_t power = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23);
+    return vmulq_f32(p, vreinterpretq_f32_s32(power)); /* NaN: p is NaN already */
+}
+
+/* Query heads that share the conversion of keys and values, as far as registers go. */
+enum { HEADS = 3, LANES = 4 };
+
+/* Scores to weights; returns 1 / their sum. */
+INLINE float softmax(float *scores, size_t n) {
+    float max = -INFINITY;
+    for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
+    size_t j = 0;
+    float32x4_t sums[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+    for (; j + 16 <= n; j += 16)
+        UNROLL for (size_t c = 0; c < 4; c++) {
+            float32x4_t w = exp4(vsubq_f32(vld1q_f32(scores + j + 4 * c), vdupq_n_f32(max)));
+            vst1q_f32(scores + j + 4 * c, w);
+            sums[c] = vaddq_f32(sums[c], w);
+        }
+    float lane[16];
+    UNROLL for (int c = 0; c < 4; c++) vst1q_f32(lane + 4 * c, sums[c]);
+    for (; j < n; j++) {
+        scores[j] = mxd_exp_ref(scores[j] - max);
+        lane[j % 16] += scores[j];
+    }
+    UNROLL for (int c = 0; c < 4; c++) sums[c] = vld1q_f32(lane + 4 * c);
+    return 1.0f / reduce16(sums);
 }
 
 #endif

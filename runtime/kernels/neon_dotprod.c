@@ -11,9 +11,17 @@ enum { FEW_UNITS = 4, UNITS = 4, VECTORS = 2 };
 #define MATMUL(format) mxd_matmul_##format##_dotprod
 #include "neon_matmul.h"
 
+INLINE TARGET int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
+    return vdotq_s32(vdotq_s32(vdupq_n_s32(0), a[0], b[0]), a[1], b[1]);
+}
+
+#define ATTENTION_MX mxd_attention_mx_dotprod
+#include "neon_attention_mx.h"
+
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, dotprod);
     MXD_BIND(k, n, matmul_mxint8, dotprod);
+    MXD_BIND(k, n, attention_mx, dotprod);
 }
 
 #else
