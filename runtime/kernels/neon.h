@@ -101,9 +101,12 @@ enum { HEADS = 3, LANES = 4 };
 
 /* Scores to weights; returns 1 / their sum. */
 INLINE float softmax(float *scores, size_t n) {
-    float max = -INFINITY;
-    for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
     size_t j = 0;
+    float32x4_t most = vdupq_n_f32(-INFINITY); /* vmaxnm passes NaN over, as the reference's comparison does */
+    for (; j + 4 <= n; j += 4) most = vmaxnmq_f32(most, vld1q_f32(scores + j));
+    float max = vmaxnmvq_f32(most);
+    for (; j < n; j++) max = scores[j] > max ? scores[j] : max;
+    j = 0;
     float32x4_t sums[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
     for (; j + 16 <= n; j += 16)
         UNROLL for (size_t c = 0; c < 4; c++) {
