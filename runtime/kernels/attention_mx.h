@@ -25,7 +25,8 @@ INLINE TARGET void score_mx(mxd_row_format format, const mxd_act *q, int heads, 
         const uint8_t *row[LANES];
         VECTOR acc[HEADS];
         size_t left = span->n - j < LANES ? span->n - j : LANES;
-        for (size_t r = 0; r < LANES; r++) row[r] = span->k + (j + (r < left ? r : left - 1)) * stride;
+        row[0] = span->k + j * stride;
+        for (size_t r = 1; r < LANES; r++) row[r] = row[r - 1] + (r < left ? stride : 0);
         UNROLL for (int h = 0; h < heads; h++) acc[h] = ZERO;
         for (size_t b = 0; b < d / BLOCK; b++) score_block(format, q, heads, row, d, b, acc);
         UNROLL for (int h = 0; h < heads; h++) {

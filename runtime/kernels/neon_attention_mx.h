@@ -55,92 +55,99 @@ INLINE TARGET void score_block(mxd_row_format format, const mxd_act *q, int head
     }
 }
 
-/* 16 elements as f32, exactly. Of 4-bit elements that is a table of the upper halves, whose lower bytes are in
- * table[0], upper ones in table[1]: magnitudes are at most 127, so that the lower halves are 0. */
-INLINE void int8_to_f32(int8x16_t v, float32x4_t f[4]) {
-    int16x8_t low = vmovl_s8(vget_low_s8(v)), high = vmovl_high_s8(v);
-    f[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
-    f[1] = vcvtq_f32_s32(vmovl_high_s16(low));
-    f[2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
-    f[3] = vcvtq_f32_s32(vmovl_high_s16(high));
+/* Look-ups that take four of eight bytes to the tops of lanes, and put 0 into the rest. */
+INLINE uint8x16x2_t tops(void) {
+    static const uint32_t first[4] = {0x00ffffff, 0x01ffffff, 0x02ffffff, 0x03ffffff};
+    uint8x16x2_t t = {{vreinterpretq_u8_u32(vld1q_u32(first))}};
+    t.val[1] = vaddq_u8(t.val[0], vreinterpretq_u8_u32(vdupq_n_u32(0x04000000)));
+    __asm__("" : "+w"(t.val[0]), "+w"(t.val[1])); /* else the compiler loads them anew for each row */
+    return t;
 }
 
-INLINE uint8x16x2_t f32_table(mxd_row_format format) {
-    float32x4_t f[4];
-    int8_to_f32(element_table(format), f);
-    uint8x16_t halves[2];
+/* Eight bytes as f32: at the top of a lane, 24 bits of which are a fraction, they need no widening. */
+INLINE void bytes_to_f32(uint8x16x2_t top, const int8_t *p, float32x4_t f[2]) {
+    int8x16_t bytes = vcombine_s8(vld1_s8(p), vdup_n_s8(0));
     UNROLL for (int i = 0; i < 2; i++)
-        halves[i] = vreinterpretq_u8_u16(vuzp2q_u16(vreinterpretq_u16_f32(f[2 * i]), vreinterpretq_u16_f32(f[2 * i + 1])));
-    return (uint8x16x2_t){{vuzp1q_u8(halves[0], halves[1]), vuzp2q_u8(halves[0], halves[1])}};
+        f[i] = vcvtq_n_f32_s32(vreinterpretq_s32_s8(vqtbl1q_s8(bytes, top.val[i])), 24);
 }
 
-INLINE void codes_to_f32(uint8x16x2_t table, uint8x16_t codes, float32x4_t f[4]) {
-    uint8x16_t lower = vqtbl1q_u8(table.val[0], codes), upper = vqtbl1q_u8(table.val[1], codes);
-    uint16x8_t low = vreinterpretq_u16_u8(vzip1q_u8(lower, upper)), high = vreinterpretq_u16_u8(vzip2q_u8(lower, upper));
-    f[0] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(low), 16));
-    f[1] = vreinterpretq_f32_u32(vshll_high_n_u16(low, 16));
-    f[2] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(high), 16));
-    f[3] = vreinterpretq_f32_u32(vshll_high_n_u16(high, 16));
+/* A 4-bit format's elements by code: the bytes of the upper halves of their f32. Lower halves are 0, since no element is
+ * above 127. */
+typedef struct f32_table {
+    uint8x16_t low, high;
+} f32_table;
+
+INLINE f32_table make_f32_table(mxd_row_format format, uint8x16x2_t top) {
+    int8_t elements[16];
+    float32x4_t f[4];
+    vst1q_s8(elements, element_table(format));
+    bytes_to_f32(top, elements, f);
+    bytes_to_f32(top, elements + 8, f + 2);
+    uint8x16_t first = vreinterpretq_u8_u16(vuzp2q_u16(vreinterpretq_u16_f32(f[0]), vreinterpretq_u16_f32(f[1])));
+    uint8x16_t last = vreinterpretq_u8_u16(vuzp2q_u16(vreinterpretq_u16_f32(f[2]), vreinterpretq_u16_f32(f[3])));
+    return (f32_table){vuzp1q_u8(first, last), vuzp2q_u8(first, last)};
 }
 
-/* Weights of n rows (at most LANES) of every head times the rows' scales, those of a row in a vector. */
-INLINE void scale_weights(mxd_row_format format, const float *weights, size_t ldw, int heads, const uint8_t *codes,
+INLINE void codes_to_f32(f32_table table, uint8x16_t codes, float32x4_t f[4]) {
+    uint8x16_t low = vqtbl1q_u8(table.low, codes), high = vqtbl1q_u8(table.high, codes);
+    uint16x8_t first = vreinterpretq_u16_u8(vzip1q_u8(low, high)), last = vreinterpretq_u16_u8(vzip2q_u8(low, high));
+    f[0] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(first), 16));
+    f[1] = vreinterpretq_f32_u32(vshll_high_n_u16(first, 16));
+    f[2] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(last), 16));
+    f[3] = vreinterpretq_f32_u32(vshll_high_n_u16(last, 16));
+}
+
+/* out[r] = weights of the heads for one of n rows, at most LANES, times the scale of the row's block. */
+INLINE void scale_weights(mxd_row_format format, const float *weights, size_t ldw, int heads, const uint8_t *code,
                           size_t stride, size_t n, float32x4_t out[LANES]) {
-    uint32_t code[LANES] = {0};
-    float32x4x4_t w;
-    for (size_t r = 0; r < n; r++) code[r] = codes[r * stride];
-    float32x4_t scale = row_scales(format, vld1q_u32(code));
+    uint32_t codes[LANES] = {0};
+    for (size_t r = 0; r < n; r++) codes[r] = code[r * stride];
+    float32x4_t scale = row_scales(format, vld1q_u32(codes));
+    float32x4x4_t w = {{scale, scale, scale, scale}}; /* lanes without a head are not used */
     UNROLL for (int h = 0; h < heads; h++) {
-        float few[LANES] = {0};
-        memcpy(few, weights + (size_t)h * ldw, n * sizeof *few);
-        w.val[h] = vmulq_f32(vld1q_f32(few), scale);
+        float some[LANES] = {0};
+        memcpy(some, weights + (size_t)h * ldw, n * sizeof *some);
+        w.val[h] = vmulq_f32(vld1q_f32(some), scale);
     }
-    UNROLL for (int h = heads; h < 4; h++) w.val[h] = scale;
     vst4q_f32((float *)out, w);
 }
 
+/* vfmaq_laneq_f32 that stays where it is: left to itself, the compiler converts a block ahead and spills accumulators. */
 #define FMLA(acc, v, w, lane) __asm__ volatile("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(acc) : "w"(v), "w"(w))
 
-enum { ROWS = 64 };
+enum { GROUP = 64 }; /* rows whose weights are scaled at a time: a multiple of LANES */
 
 /* acc += weights times block b of a span's values. */
 INLINE TARGET void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span,
                           size_t d, size_t b, float32x4_t acc[HEADS][8]) {
     const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);
+    const uint8x16x2_t top = tops();
+    const f32_table table = make_f32_table(format, top);
     const uint8_t *row = span->v;
-    const uint8x16x2_t table = f32_table(format);
-    static const uint8_t to_top[4][16] = {{255,255,255,0,255,255,255,1,255,255,255,2,255,255,255,3},
-    {255,255,255,4,255,255,255,5,255,255,255,6,255,255,255,7},
-    {255,255,255,8,255,255,255,9,255,255,255,10,255,255,255,11},
-    {255,255,255,12,255,255,255,13,255,255,255,14,255,255,255,15}};
-    uint8x16_t spread[4];
-    UNROLL for (int i = 0; i < 2; i++) { spread[i] = vld1q_u8(to_top[i]); __asm__("" : "+w"(spread[i])); }
-    float32x4_t w[ROWS];
     for (size_t j = 0, n; j < span->n; j += n) {
-        n = span->n - j < ROWS ? span->n - j : ROWS;
-        const uint8_t *codes = row + codes_at + b;
+        float32x4_t w[GROUP];
         size_t i = 0;
-        for (; i + LANES <= n; i += LANES)
-            scale_weights(format, weights + j + i, ldw, heads, codes + i * stride, stride, LANES, w + i);
-        if (i < n) scale_weights(format, weights + j + i, ldw, heads, codes + i * stride, stride, n - i, w + i);
-        _Pragma("GCC unroll 1") for (size_t r = 0; r < n; r++, row += stride) {
+        n = span->n - j < GROUP ? span->n - j : GROUP;
+#define SCALE(rows)                                                                                        \
+    scale_weights(format, weights + j + i, ldw, heads, row + i * stride + codes_at + b, stride, rows, w + i)
+        for (; i + LANES <= n; i += LANES) SCALE(LANES);
+        if (i < n) SCALE(n - i);
+#undef SCALE
+        for (i = 0; i < n; i++, row += stride) {
             const uint8_t *block = row + b * MXD_BLOCK_BYTES(format);
             UNROLL for (int half = 0; half < 2; half++) {
-                float32x4_t value[4];
+                float32x4_t v[4];
                 if (format == MXD_ROW_MXINT8) {
-                    UNROLL for (int i = 0; i < 4; i += 2) {
-                        int8x16_t bytes = vcombine_s8(vld1_s8((const int8_t *)block + 16 * half + 4 * i), vdup_n_s8(0));
-                        value[i] = vcvtq_n_f32_s32(vreinterpretq_s32_s8(vqtbl1q_s8(bytes, spread[0])), 24);
-                        value[i + 1] = vcvtq_n_f32_s32(vreinterpretq_s32_s8(vqtbl1q_s8(bytes, spread[1])), 24);
-                    }
+                    bytes_to_f32(top, (const int8_t *)block + 16 * half, v);
+                    bytes_to_f32(top, (const int8_t *)block + 16 * half + 8, v + 2);
                 } else {
                     uint8x16_t pairs = vld1q_u8(block);
-                    codes_to_f32(table, half ? vshrq_n_u8(pairs, 4) : vandq_u8(pairs, vdupq_n_u8(15)), value);
+                    codes_to_f32(table, half ? vshrq_n_u8(pairs, 4) : vandq_u8(pairs, vdupq_n_u8(15)), v);
                 }
-                UNROLL for (int i = 0; i < 4; i++) {
-                    FMLA(acc[0][4 * half + i], value[i], w[r], 0);
-                    if (heads > 1) FMLA(acc[1][4 * half + i], value[i], w[r], 1);
-                    if (heads > 2) FMLA(acc[2][4 * half + i], value[i], w[r], 2);
+                UNROLL for (int c = 0; c < 4; c++) {
+                    FMLA(acc[0][4 * half + c], v[c], w[i], 0);
+                    if (heads > 1) FMLA(acc[1][4 * half + c], v[c], w[i], 1);
+                    if (heads > 2) FMLA(acc[2][4 * half + c], v[c], w[i], 2);
                 }
             }
         }
