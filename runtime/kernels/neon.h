@@ -102,7 +102,7 @@ enum { HEADS = 3, LANES = 4 };
 /* Scores to weights; returns 1 / their sum. */
 INLINE float softmax(float *scores, size_t n) {
     size_t j = 0;
-    float32x4_t most = vdupq_n_f32(-INFINITY); /* vmaxnm passes NaN over, as the reference's comparison does */
+    float32x4_t most = vdupq_n_f32(-INFINITY); /* vmaxnm passes over NaN, as the reference's comparison does */
     for (; j + 4 <= n; j += 4) most = vmaxnmq_f32(most, vld1q_f32(scores + j));
     float max = vmaxnmvq_f32(most);
     for (; j < n; j++) max = scores[j] > max ? scores[j] : max;

@@ -1,5 +1,5 @@
-/* Attention over quantized rows of a NEON level, around its `dot32`: four keys at a time, one in each lane of the scores.
- * Included once by each level's file, with these defined:
+/* Attention over quantized rows of a NEON level, around its `dot32`: four keys at a time, one in each lane of the
+ * scores. Included once by each level's file, with these defined:
  *
  *   TARGET         attribute of every function
  *   ATTENTION_MX   name of the function
@@ -56,7 +56,7 @@ INLINE TARGET void score_block(mxd_row_format format, const mxd_act *q, int head
 }
 
 /* Look-ups that take four of eight bytes to the tops of lanes, and put 0 into the rest. */
-INLINE uint8x16x2_t tops(void) {
+INLINE uint8x16x2_t top_bytes(void) {
     static const uint32_t first[4] = {0x00ffffff, 0x01ffffff, 0x02ffffff, 0x03ffffff};
     uint8x16x2_t t = {{vreinterpretq_u8_u32(vld1q_u32(first))}};
     t.val[1] = vaddq_u8(t.val[0], vreinterpretq_u8_u32(vdupq_n_u32(0x04000000)));
@@ -121,7 +121,7 @@ enum { GROUP = 64 }; /* rows whose weights are scaled at a time: a multiple of L
 INLINE TARGET void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span,
                           size_t d, size_t b, float32x4_t acc[HEADS][8]) {
     const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);
-    const uint8x16x2_t top = tops();
+    const uint8x16x2_t top = top_bytes();
     const f32_table table = make_f32_table(format, top);
     const uint8_t *row = span->v;
     for (size_t j = 0, n; j < span->n; j += n) {
