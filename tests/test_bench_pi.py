@@ -8,6 +8,7 @@ from pathlib import Path
 
 import predict_pi
 import pytest
+from count_attention import GROUP, HEADS, ROWS, D
 from mxdraft.mx import Format
 from predict_pi import BEGIN, BOARDS, END, Kernel, Prediction, markdown, replace_between_marks
 
@@ -20,11 +21,11 @@ def predicted(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> list[Prediction]
     """For kernels that take 10 cycles a row, MXINT8 twice that, at 2 instructions a cycle, and a million
     other instructions."""
 
-    def kernel(board: predict_pi.Board, kind: Format, rows: int) -> Kernel:  # noqa: ARG001
+    def product(board: predict_pi.Board, kind: Format, rows: int) -> Kernel:  # noqa: ARG001
         cycles = 10.0 * rows * (1 if kind == "mxfp4" else 2)
         return Kernel(2 * cycles, cycles)
 
-    monkeypatch.setattr(predict_pi, "kernel", kernel)
+    monkeypatch.setattr(predict_pi, "product", product)
     monkeypatch.setattr(predict_pi, "decode", lambda *_: 0.0)
     blocks = Prediction(BOARDS[0], "no binary", bundle).blocks
     monkeypatch.setattr(predict_pi, "decode", lambda *_: 1e6 + loop_instructions(blocks))
@@ -73,10 +74,16 @@ def test_the_page_has_the_marks() -> None:
 @pytest.mark.skipif(QEMU is None, reason="qemu-aarch64 is missing (Debian package qemu-user)")
 @pytest.mark.skipif(LLVM is None, reason="llvm-mca-19 is missing (Debian package llvm-19)")
 def test_loops_do_all_multiplications() -> None:
-    for kind, rows in (("mxfp4", 5), ("mxint8", 1)):
+    def sdots(units: int, source: str, *arguments: str | int) -> float:
         products = 0.0
-        for start, length, times in predict_pi.hot_loops("cortex-a76", kind, rows):
-            code = predict_pi.assembly(start, length)
-            products += 16 * times * len(re.findall(r"^sdot", code, re.MULTILINE))
-            assert length / 8 < predict_pi.cycles("neoverse-n1", code) < length
-        assert products == rows * 16 * 32
+        for start, length, times in predict_pi.hot_loops("cortex-a76", units, source, *arguments):
+            code = predict_pi.assembly(source, start, length)
+            products += times * len(re.findall(r"^sdot", code, re.MULTILINE))
+            assert length / 8 < predict_pi.cycles("neoverse-n1", code) <= length
+        return products
+
+    for kind, rows in (("mxfp4", 5), ("mxint8", 1)):
+        blocks = predict_pi.TILES * predict_pi.BLOCKS
+        arguments = (kind, rows, predict_pi.TILES, predict_pi.BLOCKS)
+        assert 16 * sdots(blocks, "one_product.c", *arguments) == rows * 16 * 32
+    assert 16 * sdots(ROWS // GROUP, "one_attention.c", "normal4", HEADS, ROWS, D) == GROUP * HEADS * D

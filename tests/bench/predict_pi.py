@@ -64,7 +64,7 @@ BOARDS = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """Of one block (16 weight rows of 32) times all activation rows."""
+    """Of a unit of a kernel's work."""
 
     instructions: float
     cycles: float
@@ -79,26 +79,27 @@ def newest(tool: str) -> str:
     sys.exit(f"{tool}-16 or newer is missing (Debian package llvm-19)")
 
 
+FOLDER = TemporaryDirectory()  # of programs
+
+
 @cache
-def program() -> Path:
-    """The program of one matrix product, for armv8.0 with the levels' own instructions."""
-    folder = TemporaryDirectory()
-    program.folder = folder  # type: ignore[attr-defined]  # lives as long as the cache
-    output = Path(folder.name) / "one_product"
+def program(source: str) -> Path:
+    """A program of this folder that runs one kernel, for armv8.0 with the levels' own instructions."""
+    output = Path(FOLDER.name) / Path(source).stem
     sources = [
         *sorted((REPOSITORY / "runtime/kernels").glob("*.c")),
         *(REPOSITORY / "runtime/src" / name for name in ("cpu.c", "status.c")),
-        Path(__file__).with_name("one_product.c"),
+        Path(__file__).with_name(source),
     ]
     command = [*compiler(load_target("rpi"), "cli"), *FLAGS, "-mno-outline-atomics", "-static"]
     subprocess.run([*command, *sources, "-lm", "-o", output], cwd=REPOSITORY, check=True)
     return output
 
 
-def executions(cpu: str, kind: str, rows: int, times: int) -> Counter[int]:
-    """How often each instruction, by address, was executed in a program of so many equal products."""
+def executions(cpu: str, source: str, *arguments: str | int) -> Counter[int]:
+    """How often each instruction of a program, by address, was executed."""
     counts: Counter[int] = Counter()
-    command = [str(program()), kind, *map(str, (rows, TILES, BLOCKS, times))]
+    command = [str(program(source)), *map(str, arguments)]
     for line in run_plugin("hot_blocks.c", cpu, command).splitlines():
         if found := re.fullmatch(r"block ([0-9a-f]+) (\d+) (\d+)", line):
             start, instructions, count = int(found[1], 16), int(found[2]), int(found[3])
@@ -106,14 +107,16 @@ def executions(cpu: str, kind: str, rows: int, times: int) -> Counter[int]:
     return counts
 
 
-def hot_loops(cpu: str, kind: str, rows: int) -> list[tuple[int, int, float]]:
-    """Loops of a product: address, instructions and executions a block of weights."""
-    one = executions(cpu, kind, rows, 2)
-    one.subtract(executions(cpu, kind, rows, 1))  # what only prepares the product cancels out
-    blocks = TILES * BLOCKS
+def hot_loops(cpu: str, units: int, source: str, *arguments: str | int) -> list[tuple[int, int, float]]:
+    """Loops of a kernel: address, instructions and executions a unit of its work, where half a time or more.
+
+    ``source``, ``arguments``: a program and its arguments but the last, how often the kernel is run.
+    """
+    one = executions(cpu, source, *arguments, 2)
+    one.subtract(executions(cpu, source, *arguments, 1))  # what only prepares the kernel cancels out
     loops: list[tuple[int, int, float]] = []
-    for address in sorted(a for a, count in one.items() if count >= blocks // 2):
-        times = one[address] / blocks
+    for address in sorted(a for a, count in one.items() if count >= units // 2):
+        times = one[address] / units
         start, length, same = loops[-1] if loops else (0, 0, 0.0)
         if address == start + 4 * length and times == same:
             loops[-1] = (start, length + 1, same)
@@ -122,10 +125,11 @@ def hot_loops(cpu: str, kind: str, rows: int) -> list[tuple[int, int, float]]:
     return loops
 
 
-def assembly(address: int, instructions: int) -> str:
-    """The code of a loop; all of its branches go to its begin."""
+def assembly(source: str, address: int, instructions: int) -> str:
+    """The code of a program's loop; all of its branches go to its begin."""
     command = [newest("llvm-objdump"), "-d", "--no-show-raw-insn", "--mattr=+dotprod,+i8mm"]
-    command += [f"--start-address={address}", f"--stop-address={address + 4 * instructions}", str(program())]
+    command += [f"--start-address={address}", f"--stop-address={address + 4 * instructions}"]
+    command.append(str(program(source)))
     text = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout
     lines = re.findall(r"^\s*[0-9a-f]+:\s+(.+)$", text, re.MULTILINE)
     assert len(lines) == instructions
@@ -149,13 +153,19 @@ def cycles(mca: str, code: str) -> float:
     return (total(300) - total(100)) / 200
 
 
-@cache
-def kernel(board: Board, kind: str, rows: int) -> Kernel:
-    loops = hot_loops(board.qemu, kind, rows)
+def measure(board: Board, units: int, source: str, *arguments: str | int) -> Kernel:
+    """A unit of a kernel's work, as hot_loops takes it."""
+    loops = hot_loops(board.qemu, units, source, *arguments)
     return Kernel(
         sum(length * times for _, length, times in loops),
-        sum(cycles(board.mca, assembly(start, length)) * times for start, length, times in loops),
+        sum(cycles(board.mca, assembly(source, start, length)) * times for start, length, times in loops),
     )
+
+
+@cache
+def product(board: Board, kind: str, rows: int) -> Kernel:
+    """One block (16 weight rows of 32) times all activation rows."""
+    return measure(board, TILES * BLOCKS, "one_product.c", kind, rows, TILES, BLOCKS)
 
 
 class Prediction:
@@ -174,7 +184,7 @@ class Prediction:
         self.bytes = sum(matrices.values()) + CONTEXT * position
         self.board = board
         self.blocks = {kind: length // BLOCK_BYTES[kind] for kind, length in matrices.items()}
-        one = {kind: kernel(board, kind, 1) for kind in self.blocks}
+        one = {kind: product(board, kind, 1) for kind in self.blocks}
         loops = sum(self.blocks[kind] * one[kind].instructions for kind in one)
         self.instructions = decode(binary, str(bundle), board.qemu, "base")
         self.rest = self.instructions - loops  # attention, norms, quantizing, sampling: once a row
@@ -184,7 +194,7 @@ class Prediction:
         return self.bytes / (self.board.gb_per_s * 1e9)
 
     def compute(self, rows: int) -> float:
-        of_kernels = sum(n * kernel(self.board, kind, rows).cycles for kind, n in self.blocks.items())
+        of_kernels = sum(n * product(self.board, kind, rows).cycles for kind, n in self.blocks.items())
         return (of_kernels + rows * self.rest / self.ipc) / (self.board.cores * self.board.ghz * 1e9)
 
     def step(self, rows: int) -> float:
@@ -226,7 +236,7 @@ def markdown(predictions: list[Prediction]) -> str:
     loops = [
         [
             b.name,
-            *(" / ".join(per_128(kernel(b, kind, rows).cycles) for kind in p.blocks) for rows in (1, 4, 8)),
+            *(" / ".join(per_128(product(b, kind, rows).cycles) for kind in p.blocks) for rows in (1, 4, 8)),
             " / ".join(per_128(BLOCK_BYTES[kind] / b.gb_per_s * b.ghz * b.cores) for kind in p.blocks),
         ]
         for b, p in zip(boards, predictions, strict=True)
