@@ -71,8 +71,8 @@ INLINE void bytes_to_f32(uint8x16x2_t top, const int8_t *p, float32x4_t f[2]) {
         f[i] = vcvtq_n_f32_s32(vreinterpretq_s32_s8(vqtbl1q_s8(bytes, top.val[i])), 24);
 }
 
-/* A 4-bit format's elements by code: the bytes of the upper halves of their f32. Lower halves are 0, since no element is
- * above 127. */
+/* A 4-bit format's elements by code: the bytes of the upper halves of their f32. Lower halves are 0, since no element
+ * is above 127. */
 typedef struct f32_table {
     uint8x16_t low, high;
 } f32_table;
@@ -112,7 +112,8 @@ INLINE void scale_weights(mxd_row_format format, const float *weights, size_t ld
     vst4q_f32((float *)out, w);
 }
 
-/* vfmaq_laneq_f32 that stays where it is: left to itself, the compiler converts a block ahead and spills accumulators. */
+/* vfmaq_laneq_f32 that stays where it is: left to itself, the compiler converts too far ahead and spills
+ * accumulators. */
 #define FMLA(acc, v, w, lane) __asm__ volatile("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(acc) : "w"(v), "w"(w))
 
 enum { GROUP = 64 }; /* rows whose weights are scaled at a time: a multiple of LANES */

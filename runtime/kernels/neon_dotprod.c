@@ -14,7 +14,8 @@ enum { FEW_UNITS = 4, UNITS = 4, VECTORS = 2 };
 /* Assembler for the same reason as DOT. */
 INLINE TARGET int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
     int32x4_t sum = vdupq_n_s32(0);
-    UNROLL for (int i = 0; i < 2; i++) __asm__ volatile("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a[i]), "w"(b[i]));
+    UNROLL for (int i = 0; i < 2; i++)
+        __asm__ volatile("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a[i]), "w"(b[i]));
     return sum;
 }
 
