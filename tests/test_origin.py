@@ -215,7 +215,7 @@ def test_acceptance_is_that_of_drafts_behind_the_text(
     for kv, of_kv in shares.items():
         verified = accepted = 0
         with Model(path) as opened:
-            for at in range(112, 150, 2):
+            for at in range(114, 150, 4):
                 with (
                     Engine(opened, 150, 1, draft_min=3, draft_max=3, kv=kv) as engine,  # type: ignore[arg-type]
                     Sequence(engine, ignore_eos=True) as sequence,

@@ -94,11 +94,15 @@ def rule_settings(quick: bool) -> list[tuple[Control, float, int]]:
     """Which rules are measured: controls at equal fractions, the calibrated one by fraction and catch-up."""
     if quick:
         return [("calibrated", 0.2, 16), ("random", 0.2, 16)]
-    fractions = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
-    controls: tuple[Control, ...] = ("calibrated", "margin", "random", "oracle")
+    fractions = (0.05, 0.1, 0.2, 0.5)
+    controls: tuple[Control, ...] = ("margin", "random", "oracle")
     return [
+        *(
+            ("calibrated", fraction, catch_up)
+            for catch_up in (16, 8, 32)
+            for fraction in (0.0, *fractions, 1.0)
+        ),
         *((control, fraction, 16) for control in controls for fraction in fractions),
-        *(("calibrated", fraction, catch_up) for catch_up in (8, 32) for fraction in fractions),
     ]
 
 

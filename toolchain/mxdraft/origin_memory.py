@@ -26,7 +26,7 @@ from mxdraft.schedule import KV_BLOCK, Schedule, Weights
 TAIL = 256  # positions at the end of a window that are compared
 DECODED = 16  # tokens whose speed is measured
 FORMATS: tuple[KV, ...] = ("f16", "int8", "mxfp4", "tiered")
-_CUT = 2  # acceptance is measured behind every so many of the positions compared
+_CUT = 4  # acceptance is measured behind every so many of the positions compared
 _DRAFTED = 3  # tokens a step
 _FAST_BITS, _FAR_BITS = 8.25, 4.25
 

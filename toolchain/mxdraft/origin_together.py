@@ -22,6 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "memory": {"precision": "full", "draft": "off", "kv": "tiered"},
     "all": {**_CORE, "draft": "auto", "kv": "tiered"},
 }
+_SHORT = 2048  # contexts beyond take minutes to read: one round
 _ALONE = 4  # prompts, one behind the other, where one sequence runs at a time
 _ROWS = 512  # of a step, so that all questions are read before the first answer ends
 
@@ -43,7 +44,7 @@ def measure(
     contexts: Sequence[int] = (512, 2048, 8192),
     concurrencies: Sequence[int] = (1, 8, 48),
     tokens: int = 32,
-    rounds: int = 3,
+    rounds: int = 2,
     threads: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
@@ -65,7 +66,7 @@ def measure(
             places: {name: [] for name in SETTINGS} for places in concurrencies
         }
         try:
-            for index in range(rounds):
+            for index in range(rounds if ctx <= _SHORT else 1):
                 for name, options in SETTINGS.items():
                     for places, report in _run(
                         model, text[:length], questions, ctx, concurrencies, tokens, threads, options
