@@ -50,7 +50,7 @@ def measure(
 ) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     """By context, number of sequences and setting: decode ``tok_per_s``, its ratio to full precision without
     drafts (``of_full``), ``tokens_per_step`` of a sequence, ``acceptance`` of verified drafts; medians of
-    rounds, in which every setting has its turn.
+    rounds, in which every setting has its turn (contexts above 2,048 have one).
 
     Every sequence reads as much of ``text`` as leaves room in the context for its own question and ``tokens``
     of an answer; the text is processed once an engine and copied. Only steps in which all sequences generate
@@ -62,17 +62,18 @@ def measure(
         if not 0 < length <= len(text):
             progress(f"context {ctx} left out: the text has {len(text)} tokens, {length} were needed")
             continue
+        count = rounds if ctx <= _SHORT else 1
         found: dict[int, dict[str, list[dict[str, Any]]]] = {
             places: {name: [] for name in SETTINGS} for places in concurrencies
         }
         try:
-            for index in range(rounds if ctx <= _SHORT else 1):
+            for index in range(count):
                 for name, options in SETTINGS.items():
                     for places, report in _run(
                         model, text[:length], questions, ctx, concurrencies, tokens, threads, options
                     ):
                         found[places][name].append(report)
-                    progress(f"all together, context {ctx}: round {index + 1}/{rounds}, {name}")
+                    progress(f"all together, context {ctx}: round {index + 1}/{count}, {name}")
         except CapacityError as error:
             progress(f"context {ctx} left out: {error}")
             continue
