@@ -178,7 +178,7 @@ def test_answers_behind_a_copied_text_are_those_behind_the_text(model: Model) ->
 def test_a_context_without_enough_text_is_left_out(model: Model) -> None:
     told: list[str] = []
     found = origin_together.measure(
-        model, TEXT, [TEXT[:5]] * 3, (128, 900, 64), (1, 3), 8, rounds=1, threads=1, progress=told.append
+        model, TEXT, [TEXT[:5]] * 3, (128, 900, 64), (1, 3), 8, threads=1, progress=told.append
     )
     assert list(found) == ["128", "64"]
     assert [line for line in told if "left out" in line] == [

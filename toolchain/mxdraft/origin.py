@@ -33,7 +33,7 @@ Document = NDArray[np.int64]
 
 _WINDOW = 384
 _LONGEST = 8192  # tokens that the longest context needs
-_QUICK_TOGETHER: dict[str, Any] = {"contexts": (512,), "concurrencies": (1, 48), "tokens": 16, "rounds": 1}
+_QUICK_TOGETHER: dict[str, Any] = {"contexts": (512,), "concurrencies": (1, 48), "tokens": 16}
 _QUICK_CACHE: dict[str, Any] = {"contexts": (512,), "most_tokens": 512, "only": ("int8", "tiered", "recency")}
 
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,6 +171,14 @@ class Batch:
             self.tally.add_sequence(sequence.stats)
 
 
+def run_in_turns(batches: Iterable[Batch]) -> None:
+    """A step of each, again and again, so that a disturbance of the machine meets all of them."""
+    under_way = [batch.steps() for batch in batches]
+    while under_way:
+        under_way = [run_of for run_of in under_way if next(run_of, run_of) is not run_of]
+        under_way = under_way[1:] + under_way[:1]
+
+
 def measure(
     model: Model,
     prompts: Sequence[list[int]],
@@ -210,10 +218,7 @@ def measure(
                 batches = {
                     name: Batch(engines[name], of_round, places, tokens, tallies[name]) for name in METHODS
                 }
-                under_way = [batch.steps() for batch in batches.values()]
-                while under_way:  # step by step in turns, so that a disturbance meets all methods
-                    under_way = [run_of for run_of in under_way if next(run_of, run_of) is not run_of]
-                    under_way = under_way[1:] + under_way[:1]
+                run_in_turns(batches.values())
                 for name in METHODS:
                     if batches[name].made != batches["off"].made:
                         raise NumericError(f"drafting ({name}, {places} sequences) changed the output")
