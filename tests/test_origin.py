@@ -191,6 +191,15 @@ def test_a_context_without_enough_text_is_left_out(model: Model) -> None:
             assert all(row["tok_per_s"] > 0 for row in by_name.values())
 
 
+def test_a_context_that_the_model_does_not_have_is_left_out(model: Model) -> None:
+    told: list[str] = []
+    text = TEXT * 20
+    together = origin_together.measure(model, text, [TEXT[:5]], (2048,), (1,), 8, 1, told.append)
+    assert told == ["context 2048 left out: the model has 1024 positions"]
+    memory = origin_memory.measure(Path(model.info.path), text, (2048,), threads=1)
+    assert together == memory == origin_memory.measure_speed(model, text, (2048,), threads=1) == {}
+
+
 def test_acceptance_is_that_of_drafts_behind_the_text(
     long_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,13 +72,13 @@ def measure(
     ``acceptance_error``.
 
     Windows of the text ``ids`` are read whole, as many as ``most_tokens`` allow, but one at least; a context
-    for which the text is too short is left out. ``only``: names of settings; empty: all. ``report`` gets
-    every row once it is known.
+    that is too long for the text or the model is left out. ``only``: names of settings; empty: all.
+    ``report`` gets every row once it is known.
     """
     results: dict[str, dict[str, dict[str, Any]]] = {}
     parsed = Bundle.open(bundle)
     for ctx in contexts:
-        if len(ids) < ctx:
+        if not ctx <= min(len(ids), parsed.config.max_positions):
             continue
         count = max(1, min(most_tokens, len(ids)) // ctx)
         pieces = [list(ids[i * ctx : (i + 1) * ctx]) for i in range(count)]
@@ -179,12 +179,12 @@ def measure_speed(
     uniform MXINT8 (``of_int8``); medians of rounds of ``DECODED`` tokens, in which every format has its turn.
 
     Base precision, where attention takes the largest share of a step, shows the differences best. A context
-    for which the text is too short is left out.
+    that is too long for the text or the model is left out.
     """
     results: dict[str, dict[str, dict[str, float]]] = {}
     for ctx in contexts:
         length = ctx - DECODED - 2
-        if len(ids) <= length:
+        if len(ids) <= length or ctx > model.info.max_positions:
             continue
         speed: dict[str, list[float]] = {kv: [] for kv in FORMATS}
         with ExitStack() as stack:
@@ -223,9 +223,8 @@ def _opened(bundle: Path, parsed: Bundle, schedule: Schedule | None) -> Iterator
         path = Path(folder) / "scheduled.mxb"
         with replacing(path) as file:
             writer = BundleWriter(file)
-            for name in dict.fromkeys(
-                [*parsed.sections, "schedule"]
-            ):  # in their places: the drafter counts them
+            # In their places: the drafter counts them.
+            for name in dict.fromkeys([*parsed.sections, "schedule"]):
                 data = schedule.pack() if name == "schedule" else parsed.section(name).tobytes()
                 writer.add(name, [data])
             writer.seal()

@@ -49,11 +49,14 @@ def measure(
 
     Every sequence reads as much of ``text`` as leaves room in the context for its own question and ``tokens``
     of an answer; the text is processed once an engine and copied. Only steps in which all sequences generate
-    count. Settings take turns after each step if their engines fit memory together. What the text is too
-    short for, or memory, is left out, and ``progress`` told so.
+    count. Settings take turns after each step if their engines fit memory together. What is too long
+    for the text, the model or memory is left out, and ``progress`` told so.
     """
     results: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     for ctx in contexts:
+        if ctx > model.info.max_positions:
+            progress(f"context {ctx} left out: the model has {model.info.max_positions} positions")
+            continue
         length = ctx - max(map(len, questions)) - tokens
         if not 0 < length <= len(text):
             progress(f"context {ctx} left out: the text has {len(text)} tokens, {length} were needed")
