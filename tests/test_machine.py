@@ -57,6 +57,11 @@ def test_plan_grows_with_the_context_and_the_sequences(bundle: Path) -> None:
         assert large.activations - small.activations == 3 * group * 128 * 4  # attention scores of each thread
         assert large.sequences - small.sequences == 2 * 128 * 4  # token ids
         assert large.weights == small.weights
+        one = model.plan(ctx=64, threads=3, max_seqs=1, draft="off")
+        of_each = small.sequences - one.sequences
+        assert one.sequences - of_each > 50_000  # the engine and what it learns of drafts, once
+        parts = (small.weights, small.kv_cache, small.activations, small.sequences)
+        assert small.total == sum(parts)
         assert model.plan(ctx=64, max_rows=512, draft="off").activations > small.activations
         assert model.plan(precision="full").weights > model.plan(precision="base").weights
         assert model.plan().ctx == 256  # the model's maximum is less than 2048

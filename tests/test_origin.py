@@ -16,9 +16,8 @@ from mxdraft.bundle import Bundle
 from mxdraft.cli import cli
 from mxdraft.errors import RefusedError
 from mxdraft.export import export_model
-from mxdraft.origin_compute import Batch
+from mxdraft.origin_compute import Batch, having_read
 from mxdraft.origin_precision import measure_rules, record_trace
-from mxdraft.origin_together import having_read
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.schedule import Schedule

@@ -97,6 +97,11 @@ static size_t in_ring(const mxd_kv_layout *k, size_t position) {
     return (k->core + position % k->ring) * k->row_bytes;
 }
 
+/* The same in the far area, by index. */
+static size_t in_far(const mxd_kv_layout *k, size_t index) {
+    return (k->core + k->ring) * k->row_bytes + index * k->far_row_bytes;
+}
+
 uint8_t *mxd_kv_place(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head) {
     const mxd_config *c = &g->model->config;
     uint8_t *rows = head_rows(g, row->slot, layer, which, head);
@@ -137,9 +142,9 @@ size_t mxd_kv_spans(const mxd_engine *g, uint32_t slot, uint32_t layer, uint32_t
 #define SPAN(format, offset, rows) \
     if (rows) spans[count++] = (mxd_span){format, keys + (offset), values + (offset), rows}
     SPAN(k->format, 0, s->core_count);
-    SPAN(MXD_ROW_NORMAL4, (k->core + k->ring) * k->row_bytes, s->far_count);
+    SPAN(MXD_ROW_NORMAL4, in_far(k, 0), s->far_count);
     SPAN(k->format, in_ring(k, s->aged), older);
-    SPAN(k->format, k->core * k->row_bytes, recent - older);
+    SPAN(k->format, in_ring(k, 0), recent - older);
 #undef SPAN
     return count;
 }
@@ -149,7 +154,7 @@ void mxd_kv_copy(mxd_seq *to, const mxd_seq *from) {
     const mxd_config *c = &g->model->config;
     const mxd_kv_layout *k = &g->kv;
     const mxd_kv_state *s = &from->kv;
-    size_t ring = from->done < k->ring ? from->done : k->ring, far = (k->core + k->ring) * k->row_bytes;
+    size_t in_use = from->done < k->ring ? from->done : k->ring; /* of the ring */
     for (uint32_t layer = 0; layer < c->layers + (g->draft_kv != NULL); layer++)
         for (int which = 0; which < 2; which++)
             for (uint32_t head = 0; head < c->kv_heads; head++) {
@@ -160,8 +165,8 @@ void mxd_kv_copy(mxd_seq *to, const mxd_seq *from) {
                     continue;
                 }
                 memcpy(copy, rows, s->core_count * k->row_bytes);
-                memcpy(copy + in_ring(k, 0), rows + in_ring(k, 0), ring * k->row_bytes);
-                memcpy(copy + far, rows + far, s->far_count * k->far_row_bytes);
+                memcpy(copy + in_ring(k, 0), rows + in_ring(k, 0), in_use * k->row_bytes);
+                memcpy(copy + in_far(k, 0), rows + in_far(k, 0), s->far_count * k->far_row_bytes);
             }
     to->kv.aged = s->aged;
     to->kv.core_count = s->core_count;
@@ -218,8 +223,7 @@ static void move_rows(const mxd_seq *s, size_t from, size_t to, int demote) {
 
 /* Behind the others of the far area. */
 static void demote(mxd_seq *s, uint32_t position, size_t from) {
-    const mxd_kv_layout *k = &s->engine->kv;
-    move_rows(s, from, (k->core + k->ring) * k->row_bytes + s->kv.far_count * k->far_row_bytes, 1);
+    move_rows(s, from, in_far(&s->engine->kv, s->kv.far_count), 1);
     s->kv.far[s->kv.far_count++] = position;
 }
 

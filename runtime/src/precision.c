@@ -73,6 +73,16 @@ mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full) {
     return row;
 }
 
+void mxd_copy_looks(mxd_seq *to, const mxd_seq *from) {
+    to->full_done = from->full_done;
+    to->awaits_full = from->awaits_full;
+    to->catching_up = from->catching_up;
+    to->waited = from->waited;
+    to->awaiting = from->awaiting;
+    to->core_threshold = from->core_threshold;
+    to->flip_rate = from->flip_rate;
+}
+
 void mxd_forget_looks(mxd_seq *s, size_t n) {
     if (s->full_done > n) s->full_done = n;
     s->awaits_full = s->catching_up = 0;

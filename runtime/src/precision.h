@@ -18,7 +18,10 @@ int mxd_turns_core(mxd_seq *s, const mxd_token_record *row);
 void mxd_caught_up(mxd_seq *s, size_t n);
 /* The row that waited, or was due, came out of a pass at full precision with this token. */
 mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full);
-/* Back to what a sequence is that holds nothing but a prompt of n tokens. */
+/* What is known of a sequence's precision, into another one of the engine. */
+void mxd_copy_looks(mxd_seq *to, const mxd_seq *from);
+/* A sequence keeps n positions: no row waits, and looks count as never taken. Those kept that are at base precision stay so
+ * until the next pass at full precision. */
 void mxd_forget_looks(mxd_seq *s, size_t n);
 /* Bytes that a token reads on average if this fraction of rows is core. */
 double mxd_mixed_bytes(const mxd_engine *g, double core_fraction);

@@ -66,13 +66,7 @@ mxd_status mxd_seq_copy(const mxd_seq *from, const mxd_sampling *sampling, mxd_s
     memcpy(s->held, from->held, from->held_len);
     s->held_len = from->held_len;
     mxd_kv_copy(s, from);
-    s->full_done = from->full_done;
-    s->awaits_full = from->awaits_full;
-    s->catching_up = from->catching_up;
-    s->waited = from->waited;
-    s->awaiting = from->awaiting;
-    s->core_threshold = from->core_threshold;
-    s->flip_rate = from->flip_rate;
+    mxd_copy_looks(s, from);
     if (g->features) mxd_draft_model_copy(s, from);
     s->stats.prompt_tokens = s->token_count - s->done;
     s->prompted_at = mxd_now();

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,6 +103,16 @@ def open_engine(
     if method.draft != "off" and not engine.load_costs(costs):
         engine.measure_costs(costs)
     return engine
+
+
+@contextmanager
+def having_read(engine: Engine, ids: Sequence[int]) -> Iterator[Timeline]:
+    """A sequence that has processed these ids, drafters included, to go on from or to copy."""
+    with Timeline(engine, max_tokens=1, ignore_eos=True) as sequence:
+        for _ in sequence.generate(ids):
+            pass
+        sequence.truncate(len(ids))
+        yield sequence
 
 
 @dataclass

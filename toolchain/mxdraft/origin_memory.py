@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mxdraft.bundle import Bundle, BundleWriter
 from mxdraft.evaluate import log_softmax
 from mxdraft.files import replacing
-from mxdraft.origin_together import having_read
+from mxdraft.origin_compute import having_read
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 from mxdraft.runtime.engine import KV, Precision

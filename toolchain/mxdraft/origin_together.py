@@ -3,14 +3,13 @@ sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from mxdraft.errors import CapacityError
-from mxdraft.origin_compute import Batch, Tally, run_in_turns
+from mxdraft.origin_compute import Batch, Tally, having_read, run_in_turns
 from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
 
 _CORE = {"core_fraction": 0.1}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -22,16 +21,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 _ALONE = 4  # prompts, one behind the other, where one sequence runs at a time
 _ROWS = 512  # of a step, so that all questions are read before the first answer ends
-
-
-@contextmanager
-def having_read(engine: Engine, ids: Sequence[int]) -> Iterator[Timeline]:
-    """A sequence that has processed these ids, drafters included, to go on from or to copy."""
-    with Timeline(engine, max_tokens=1, ignore_eos=True) as sequence:
-        for _ in sequence.generate(ids):
-            pass
-        sequence.truncate(len(ids))
-        yield sequence
 
 
 def measure(
