@@ -29,7 +29,7 @@ REFERENCE = "avx2,avx512,neon,dotprod,i8mm"  # the mask that leaves the scalar r
 QUANTIZED: tuple[KV, ...] = ("int8", "mxfp4", "tiered")
 BLOCK = 32
 SINKS = 4
-IDS = [random.Random(11).randrange(3, 500) for _ in range(250)]
+IDS = random.Random(11).choices(range(3, 500), k=250)
 
 
 def scheduled(bundle: Path, folder: Path, **changes: Any) -> Path:
@@ -184,6 +184,53 @@ def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed:
         for _ in alone.generate(IDS[:100]):
             pass
         assert alone.tokens == tokens
+
+
+def test_a_copy_of_what_was_truncated_is_known_as_well(model: Model) -> None:
+    with (
+        Engine(model, 256, 1, "base", 2, kv="tiered", draft="off") as engine,
+        Sequence(engine, max_tokens=20, ignore_eos=True) as original,
+    ):
+        for _ in original.generate(IDS[:160]):
+            pass
+        original.truncate(65)
+        with Sequence(engine, max_tokens=20, ignore_eos=True, copy_of=original) as copy:
+            with pytest.raises(UsageError, match="nothing to continue"):
+                copy.prompt([])
+            for sequence in (copy, original):
+                for _ in sequence.generate(IDS[200:203]):
+                    pass
+            assert copy.tokens == original.tokens
+
+
+def test_a_copy_in_a_prompt_counts_what_is_left_of_it(model: Model) -> None:
+    with (
+        Engine(model, 256, 1, "base", 2, max_rows=16, draft="off") as engine,
+        Sequence(engine) as original,
+    ):
+        original.prompt(IDS[:40])
+        engine.step([original])
+        with Sequence(engine, copy_of=original) as copy:
+            assert copy.stats["prompt_tokens"] == 24
+
+
+@pytest.mark.parametrize("weights", [Weights(1, 0, 0, 0), Weights(0, 1, 0, 0)])
+def test_tiers_of_a_copy_change_as_the_originals(bundle: Path, tmp_path: Path, weights: Weights) -> None:
+    path = scheduled(bundle, tmp_path, sinks=0, core_tokens=0.3, memory=weights)
+    with (
+        Model(path) as opened,
+        Engine(opened, 256, 1, "base", 2, kv="tiered", draft="off") as engine,
+        Sequence(engine, max_tokens=195, ignore_eos=True) as original,
+    ):
+        original.prompt(IDS[:60])
+        for _ in range(70):
+            engine.step([original])
+        tiers = original.tiers
+        with Sequence(engine, max_tokens=125, ignore_eos=True, copy_of=original) as copy:
+            while original.stop == "none":
+                engine.step([original, copy])
+                assert copy.tiers == original.tiers
+        assert original.tiers[: len(tiers)] != tiers
 
 
 @pytest.mark.parametrize("kv", QUANTIZED)

@@ -23,7 +23,7 @@ from mxdraft.runtime.engine import TokenRecord
 from mxdraft.schedule import FRACTIONS, Schedule
 
 MIXED: dict[str, Any] = {"core_fraction": 0.1, "catch_up": 4, "draft": "off"}
-TEXT = [random.Random(1).randrange(3, 500) for _ in range(60)]
+TEXT = random.Random(1).choices(range(3, 500), k=60)
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +236,54 @@ def test_a_prompt_ends_waiting(model: Model) -> None:
         assert (record.look, record.base_token) == ("all", None)
 
 
+def test_a_copy_waits_as_the_original(model: Model) -> None:
+    with (
+        Engine(model, ctx=64, max_seqs=3, **MIXED | {"catch_up": 32}) as engine,
+        Sequence(engine, ignore_eos=True) as waiting,
+        Sequence(engine, ignore_eos=True) as other,
+    ):
+        waiting.decide_core_with(lambda _: True)
+        other.decide_core_with(lambda _: False)
+        waiting.prompt(TEXT[:3])
+        other.prompt(TEXT[3:6])
+        for _ in range(3):
+            engine.step([waiting, other])
+        assert not waiting.output
+        with Sequence(engine, ignore_eos=True, copy_of=waiting) as copy:
+            copy.decide_core_with(lambda _: False)  # it is decided already
+
+            def steps_until_output(sequence: Sequence) -> int:
+                for count in range(1, 9):
+                    engine.step([sequence, other])
+                    if sequence.output:
+                        return count
+                raise AssertionError("it waits for ever")
+
+            assert steps_until_output(copy) == steps_until_output(waiting)
+            assert copy.output == waiting.output
+            assert copy.records == waiting.records
+            assert copy.records[0].look == "core"
+
+
+def test_a_copy_catches_up_as_the_original(model: Model) -> None:
+    """Whenever it is made, in passes at full precision that have no room for all rows, too."""
+    sampling: dict[str, Any] = {"temperature": 0.8, "seed": 5}
+    with (
+        Engine(
+            model, ctx=64, max_seqs=2, max_rows=3, **MIXED | {"catch_up": 16, "core_fraction": 0.2}
+        ) as engine,
+        Sequence(engine, ignore_eos=True, **sampling) as original,
+    ):
+        expected = generate(engine, TEXT[:6], **sampling)
+        original.prompt(TEXT[:6])
+        while len(original.tokens) < len(expected):
+            engine.step([original])
+            with Sequence(engine, ignore_eos=True, copy_of=original, **sampling) as copy:
+                while len(copy.tokens) < len(expected):
+                    engine.step([copy])
+                assert copy.tokens == expected
+
+
 def _loud_at_full(folder: Path, loud: int | None) -> Path:
     """Fixture T whose full precision, unlike base, makes infinities of one token's embedding."""
     checkpoint = tiny.checkpoint(tied=False)
@@ -271,10 +319,15 @@ def test_what_base_precision_made_stands_if_full_precision_fails(tmp_path: Path)
                 engine.step([sequence])
                 yield sequence.output
 
+    def at_base(opened: Model) -> list[int]:
+        return TEXT[:4] + [token for made in text(opened, lambda _: False, []) for token in made]
+
     with Model(_loud_at_full(tmp_path / "a", None)) as opened:
-        expected = TEXT[:4] + [token for made in text(opened, lambda _: False, []) for token in made]
-    at = next(i for i in range(6, 12) if expected[i] not in expected[:i])
-    with Model(_loud_at_full(tmp_path / "b", expected[at])) as opened:
+        silent = at_base(opened)
+    at = next(i for i in range(6, 12) if silent[i] not in silent[:i])
+    with Model(_loud_at_full(tmp_path / "b", silent[at])) as opened:
+        expected = at_base(opened)
+        assert expected[: at + 1] == silent[: at + 1]
         steps = text(opened, lambda row: row.position == at + 2, expected)
         made = TEXT[:4]
         with pytest.raises(NumericError, match=f"at position {at}"):

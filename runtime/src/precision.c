@@ -85,6 +85,7 @@ void mxd_copy_looks(mxd_seq *to, const mxd_seq *from) {
 
 void mxd_forget_looks(mxd_seq *s, size_t n) {
     if (s->full_done > n) s->full_done = n;
+    if (s->engine->mixes) s->done = s->full_done;
     s->awaits_full = s->catching_up = 0;
     s->waited = 0;
     s->flip_rate = 0;

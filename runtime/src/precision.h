@@ -20,8 +20,7 @@ void mxd_caught_up(mxd_seq *s, size_t n);
 mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full);
 /* What is known of a sequence's precision, into another one of the engine. */
 void mxd_copy_looks(mxd_seq *to, const mxd_seq *from);
-/* A sequence keeps n positions: no row waits, and looks count as never taken. Those kept that are at base precision stay so
- * until the next pass at full precision. */
+/* Back to what a sequence is that holds nothing but a prompt of n tokens; what was at base precision is to be read again. */
 void mxd_forget_looks(mxd_seq *s, size_t n);
 /* Bytes that a token reads on average if this fraction of rows is core. */
 double mxd_mixed_bytes(const mxd_engine *g, double core_fraction);
