@@ -226,6 +226,9 @@ def test_tiers_of_a_copy_change_as_the_originals(bundle: Path, tmp_path: Path, w
         for _ in range(70):
             engine.step([original])
         tiers = original.tiers
+        with Sequence(engine, max_tokens=40, ignore_eos=True) as before:  # whose place the copy takes
+            for _ in before.generate(IDS[100:200]):
+                pass
         with Sequence(engine, max_tokens=125, ignore_eos=True, copy_of=original) as copy:
             while original.stop == "none":
                 engine.step([original, copy])

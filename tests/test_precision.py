@@ -265,12 +265,13 @@ def test_a_copy_waits_as_the_original(model: Model) -> None:
             assert copy.records[0].look == "core"
 
 
-def test_a_copy_catches_up_as_the_original(model: Model) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.2])
+def test_a_copy_catches_up_as_the_original(model: Model, fraction: float) -> None:
     """Whenever it is made, in passes at full precision that have no room for all rows, too."""
     sampling: dict[str, Any] = {"temperature": 0.8, "seed": 5}
     with (
         Engine(
-            model, ctx=64, max_seqs=2, max_rows=3, **MIXED | {"catch_up": 16, "core_fraction": 0.2}
+            model, ctx=64, max_seqs=2, max_rows=3, **MIXED | {"catch_up": 16, "core_fraction": fraction}
         ) as engine,
         Sequence(engine, ignore_eos=True, **sampling) as original,
     ):
