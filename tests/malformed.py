@@ -26,8 +26,8 @@ from mxdraft.bundle import (
     Config,
     TensorEntry,
 )
+from mxdraft.bundle.schedule import Schedule, Weights
 from mxdraft.errors import BundleError
-from mxdraft.schedule import Schedule, Weights
 
 Case: TypeAlias = tuple[str, bytes, str]
 T = TypeVar("T")

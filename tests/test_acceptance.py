@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mxdraft.acceptance import (
+from mxdraft.errors import RefusedError
+from mxdraft.measure.acceptance import (
     Acceptance,
     Draft,
     Rollout,
@@ -22,7 +23,6 @@ from mxdraft.acceptance import (
     report,
     write_rollouts,
 )
-from mxdraft.errors import RefusedError
 from mxdraft.runtime import Engine, Model, Sequence
 
 

@@ -17,18 +17,19 @@ torch = pytest.importorskip("torch")
 import onnxruntime  # noqa: E402
 import tiny  # noqa: E402
 from mxdraft import mx  # noqa: E402
-from mxdraft.acceptance import Rollout  # noqa: E402
 from mxdraft.bundle import Bundle  # noqa: E402
 from mxdraft.checkpoint import load_checkpoint  # noqa: E402
 from mxdraft.cli import cli  # noqa: E402
-from mxdraft.corpus import Corpus, Document  # noqa: E402
-from mxdraft.drafter import load_drafter, save_drafter  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
 from mxdraft.export import OnnxRunner, export_drafter, export_model  # noqa: E402
+from mxdraft.measure.acceptance import Rollout  # noqa: E402
+from mxdraft.measure.draft_table import draft_tables, rollout_features  # noqa: E402
 from mxdraft.pack import pack  # noqa: E402
-from mxdraft.qat.cotrain import CoTrainer, train_together, trainable_base  # noqa: E402
-from mxdraft.qat.draft_table import draft_tables, rollout_features  # noqa: E402
-from mxdraft.qat.draft_train import (  # noqa: E402
+from mxdraft.train.corpus import Corpus, Document  # noqa: E402
+from mxdraft.train.cotrain import CoTrainer, train_together, trainable_base  # noqa: E402
+from mxdraft.train.delta import apply_delta  # noqa: E402
+from mxdraft.train.draft_model import restored  # noqa: E402
+from mxdraft.train.draft_train import (  # noqa: E402
     DraftTrainer,
     confidence,
     extra_rows,
@@ -36,11 +37,10 @@ from mxdraft.qat.draft_train import (  # noqa: E402
     soft_cross_entropy,
     train_drafter,
 )
-from mxdraft.qat.drafter import restored  # noqa: E402
-from mxdraft.qat.features import bundle_target  # noqa: E402
-from mxdraft.qat.model import Llama  # noqa: E402
-from mxdraft.qat.recipe import DraftRecipe, read_recipe  # noqa: E402
-from mxdraft.qat_delta import apply_delta  # noqa: E402
+from mxdraft.train.drafter import load_drafter, save_drafter  # noqa: E402
+from mxdraft.train.features import bundle_target  # noqa: E402
+from mxdraft.train.model import Llama  # noqa: E402
+from mxdraft.train.recipe import DraftRecipe, read_recipe  # noqa: E402
 
 RECIPE = DraftRecipe(
     architecture="fused", target="base", target_lr=0.0, draft_weight=0.0, reach=0.0,

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import tiny
 from mxdraft.checkpoint import load_checkpoint
-from mxdraft.evaluate import Quality, compare, log_softmax
+from mxdraft.checkpoint.reference import Teacher
 from mxdraft.export import export_model
+from mxdraft.measure.quality import Quality, compare, log_softmax
 from mxdraft.pack import pack
-from mxdraft.reference import Teacher
 from mxdraft.runtime import Engine, Model, Sequence
 
 IDS = np.random.default_rng(0).integers(3, 500, 40)

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from mxdraft import origin, origin_memory, origin_together
 from mxdraft.bundle import Bundle
+from mxdraft.bundle.schedule import Schedule
 from mxdraft.cli import cli
 from mxdraft.errors import RefusedError
 from mxdraft.export import export_model
-from mxdraft.origin_compute import Batch, having_read
-from mxdraft.origin_precision import measure_rules, record_trace
+from mxdraft.measure.origin import evaluate as origin
+from mxdraft.measure.origin import memory as origin_memory
+from mxdraft.measure.origin import together as origin_together
+from mxdraft.measure.origin.compute import Batch, having_read
+from mxdraft.measure.origin.precision import measure_rules, record_trace
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.schedule import Schedule
 
 TEXT = [i * 31 % 497 + 3 for i in range(150)]
 DOCUMENTS = [np.arange(i, i + 40) * 7 % 497 + 3 for i in range(0, 180, 30)]
@@ -84,7 +86,7 @@ def test_rules_are_what_they_are_called(model: Model) -> None:
 
 
 def test_bytes_of_a_token_are_those_that_the_runtime_counts(model: Model) -> None:
-    from mxdraft.origin_precision import weight_bytes
+    from mxdraft.measure.origin.precision import weight_bytes
 
     base, full = weight_bytes(Bundle.open(Path(model.info.path)))
     for precision, expected in (("base", base), ("full", full)):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from mxdraft.errors import NumericError, UsageError
-from mxdraft.origin_compute import (
+from mxdraft.measure.origin.compute import (
     METHODS,
     Batch,
     Example,

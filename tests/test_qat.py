@@ -18,18 +18,18 @@ import tiny  # noqa: E402
 from mxdraft import mx  # noqa: E402
 from mxdraft.checkpoint import Checkpoint, ModelConfig, TokenizerSpec, expected_tensors  # noqa: E402
 from mxdraft.cli import cli  # noqa: E402
-from mxdraft.corpus import repetition  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
-from mxdraft.qat.data import read_windows  # noqa: E402
-from mxdraft.qat.export import trained_base  # noqa: E402
-from mxdraft.qat.fakequant import MXLinear, fake_quant_activations, round_e2m1  # noqa: E402
-from mxdraft.qat.loss import distillation_loss, measure_quality  # noqa: E402
-from mxdraft.qat.model import Llama  # noqa: E402
-from mxdraft.qat.recipe import Recipe, read_recipe  # noqa: E402
-from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity  # noqa: E402
-from mxdraft.qat.start import compensate, search_scale, start_quantized, within_reach  # noqa: E402
-from mxdraft.qat.train import Trainer, train_target  # noqa: E402
-from mxdraft.qat_delta import apply_delta  # noqa: E402
+from mxdraft.measure.sensitivity import by_kind, by_layer, groups, sensitivity  # noqa: E402
+from mxdraft.train.corpus import repetition  # noqa: E402
+from mxdraft.train.data import read_windows  # noqa: E402
+from mxdraft.train.delta import apply_delta  # noqa: E402
+from mxdraft.train.export import trained_base  # noqa: E402
+from mxdraft.train.fakequant import MXLinear, fake_quant_activations, round_e2m1  # noqa: E402
+from mxdraft.train.loss import distillation_loss, measure_quality  # noqa: E402
+from mxdraft.train.model import Llama  # noqa: E402
+from mxdraft.train.recipe import Recipe, read_recipe  # noqa: E402
+from mxdraft.train.start import compensate, search_scale, start_quantized, within_reach  # noqa: E402
+from mxdraft.train.target import Trainer, train_target  # noqa: E402
 
 CONFIG = ModelConfig(
     hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, ffn=96, vocab=128, max_positions=64,

@@ -23,10 +23,8 @@ from clib import compile_c, pass_in_debug_build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from malformed import build, patch, sections_of
-from mxdraft.build import sources
 from mxdraft.bundle import F32, MXFP4T, Bundle, required_draft_tensors
 from mxdraft.checkpoint import Checkpoint, ModelConfig
-from mxdraft.drafter import Drafter
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.export import export_model
 from mxdraft.mx import quantize
@@ -35,6 +33,8 @@ from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 from mxdraft.runtime._ffi import load
 from mxdraft.runtime.engine import Draft, Precision, TokenRecord
+from mxdraft.ship.build import sources
+from mxdraft.train.drafter import Drafter
 from numpy.typing import NDArray
 
 VOCAB = 500

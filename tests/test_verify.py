@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from mxdraft import verify
 from mxdraft.errors import RefusedError
 from mxdraft.export import OnnxRunner, export_model
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model
-from mxdraft.verify import Result, compare, compare_logits, packed_precisions, report, report_html
+from mxdraft.verify import compare as verify
+from mxdraft.verify.compare import Result, compare, compare_logits, packed_precisions, report, report_html
 
 
 @pytest.fixture(scope="module")

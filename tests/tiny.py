@@ -28,6 +28,8 @@ from mxdraft.bundle import (
     Config,
     required_draft_tensors,
 )
+from mxdraft.bundle.ngrams import ngram_section
+from mxdraft.bundle.schedule import Schedule
 from mxdraft.checkpoint import (
     BYTE_ALPHABET,
     Checkpoint,
@@ -37,10 +39,8 @@ from mxdraft.checkpoint import (
     expected_tensors,
     tokenizer_json,
 )
-from mxdraft.drafter import Drafter, draft_sections
 from mxdraft.mx import quantize
-from mxdraft.ngrams import ngram_section
-from mxdraft.schedule import Schedule
+from mxdraft.train.drafter import Drafter, draft_sections
 from numpy.typing import NDArray
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

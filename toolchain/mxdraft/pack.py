@@ -39,10 +39,13 @@ from mxdraft.bundle import (
     required_tensors,
     tensor_nbytes,
 )
-from mxdraft.chat_template import chat_pieces, chat_section
+from mxdraft.bundle.chat import chat_pieces, chat_section
+from mxdraft.bundle.ngrams import ngram_section, read_documents
+from mxdraft.bundle.schedule import Schedule
+from mxdraft.bundle.tiles import to_tiles
+from mxdraft.bundle.tokenizer import tokenizer_section
 from mxdraft.checkpoint import ModelConfig, check_config
 from mxdraft.checkpoint.huggingface import tokenizer_spec
-from mxdraft.drafter import Drafter, draft_sections
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.draft import DraftMetadata, build_drafter, target_initializers
 from mxdraft.export.graph import (
@@ -61,10 +64,7 @@ from mxdraft.export.graph import (
 )
 from mxdraft.files import replacing
 from mxdraft.mx import BLOCK, MXTensor, Rule
-from mxdraft.ngrams import ngram_section, read_documents
-from mxdraft.schedule import Schedule
-from mxdraft.tiles import to_tiles
-from mxdraft.tokenizer_section import tokenizer_section
+from mxdraft.train.drafter import Drafter, draft_sections
 
 Digest: TypeAlias = Callable[[Path], tuple[str, str | None]]
 

@@ -24,7 +24,7 @@ _path = click.Path(path_type=Path)
 @click.option("--no-progress", is_flag=True, help="No progress bar.")
 def fetch(name: str, cache: Path | None, no_progress: bool) -> None:
     """Get a model's weights, checked against their hash, and print the path of the file."""
-    from mxdraft.fetch import fetch as fetch_model
+    from mxdraft.checkpoint.fetch import fetch as fetch_model
 
     _emit_line(fetch_model(name, cache, progress=not no_progress))
 
@@ -41,9 +41,9 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
     SOURCE is a .gguf file or a directory with a Hugging Face model.
     """
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.drafter import load_drafter
     from mxdraft.export import export_drafter, export_model
-    from mxdraft.qat_delta import apply_delta
+    from mxdraft.train.delta import apply_delta
+    from mxdraft.train.drafter import load_drafter
 
     checkpoint = load_checkpoint(source)
     trained = None if delta is None else apply_delta(delta, checkpoint)

@@ -36,8 +36,8 @@ _json = click.option("--json", "json_path", metavar="FILE", type=_path, help="Al
 )
 def build(target: str, wheel: bool, streamline: Path | None) -> None:
     """Build the C runtime for a target and print the paths."""
-    from mxdraft.build import build as build_target
-    from mxdraft.wheel import build_wheel
+    from mxdraft.ship.build import build as build_target
+    from mxdraft.ship.wheel import build_wheel
 
     if wheel and streamline:
         raise UsageError("--wheel and --streamline exclude each other")
@@ -78,8 +78,8 @@ def deploy(
 
     Without --host and --hosts: write an archive with an install.sh that does the same on the device.
     """
-    from mxdraft.deploy.fleet import Host, check_hosts, deploy_fleet, read_hosts
-    from mxdraft.deploy.release import prepare
+    from mxdraft.ship.deploy.fleet import Host, check_hosts, deploy_fleet, read_hosts
+    from mxdraft.ship.deploy.release import prepare
 
     dest = dest or ("/opt/mxdraft" if service else "mxdraft")
     if hosts and hosts_file:
@@ -87,8 +87,8 @@ def deploy(
     if archive and (hosts or hosts_file):
         raise UsageError("-o is for an archive, which has no hosts")
     if not hosts and hosts_file is None:
-        from mxdraft.deploy.archive import write_archive
-        from mxdraft.targets import REPOSITORY
+        from mxdraft.ship.deploy.archive import write_archive
+        from mxdraft.ship.targets import REPOSITORY
 
         path = archive or REPOSITORY / "build" / f"mxdraft-{target}.tar.gz"
         write_archive(prepare(target, bundle), f"mxdraft-{target}", path)
@@ -135,7 +135,7 @@ def status(hosts: tuple[str, ...], dest: str | None, json_path: Path | None) -> 
 
 
 def _run(host: str, dest: str | None, action: str) -> dict[str, str]:
-    from mxdraft.deploy.remote import Device
+    from mxdraft.ship.deploy.remote import Device
 
     with Device(host, dest or "mxdraft", note) as device:
         return {"host": host} | device.run(action)
@@ -144,9 +144,9 @@ def _run(host: str, dest: str | None, action: str) -> dict[str, str]:
 def _deploy_one(
     host: str, target: str, dest: str, bundle: Path, service: bool, json_path: Path | None
 ) -> dict[str, Any]:
-    from mxdraft.deploy import deploy as deploy_device
-    from mxdraft.deploy.release import prepare
-    from mxdraft.deploy.remote import Device
+    from mxdraft.ship.deploy import deploy as deploy_device
+    from mxdraft.ship.deploy.release import prepare
+    from mxdraft.ship.deploy.remote import Device
 
     note(f"building for {target}, verifying here")
     release = prepare(target, bundle)

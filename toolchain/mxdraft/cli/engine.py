@@ -71,7 +71,7 @@ def _verify_full(
     json_path: Path | None,
     options: EngineOptions,
 ) -> None:
-    from mxdraft.verify import compare, packed_precisions, report, report_html
+    from mxdraft.verify.compare import compare, packed_precisions, report, report_html
 
     results = []
     with Model(bundle) as model:

@@ -9,7 +9,6 @@ from typing import Any, Literal, Unpack, get_args
 
 import click
 
-from mxdraft.acceptance import Difference
 from mxdraft.cli._options import (
     EngineOptions,
     engine_options,
@@ -23,6 +22,7 @@ from mxdraft.cli._options import (
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import write_json
+from mxdraft.measure.acceptance import Difference
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import Draft, Precision
 
@@ -68,9 +68,9 @@ def quality(
     import numpy as np
 
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.evaluate import Forward, compare
-    from mxdraft.fetch import fetch
-    from mxdraft.reference import Teacher
+    from mxdraft.checkpoint.fetch import fetch
+    from mxdraft.checkpoint.reference import Teacher
+    from mxdraft.measure.quality import Forward, compare
 
     for precision in precisions:
         if precision not in get_args(Precision) or precision == "auto":
@@ -140,8 +140,8 @@ def sensitivity(
     import torch
 
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.qat.data import read_windows
-    from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity
+    from mxdraft.measure.sensitivity import by_kind, by_layer, groups, sensitivity
+    from mxdraft.train.data import read_windows
 
     checkpoint = load_checkpoint(weights)
     windows = read_windows(text, ctx, checkpoint.config.vocab)[: max(1, tokens // ctx)]
@@ -160,7 +160,7 @@ def sensitivity(
         facts = {"start": start, "tokens": windows.size, "ctx": ctx, "weights": checkpoint.source_sha256}
         write_json(json_path, {"results": found, **facts})
     if plot_path:
-        from mxdraft.plot import plot_sensitivity
+        from mxdraft.measure.plot import plot_sensitivity
 
         plot_sensitivity(found, plot_path)
 
@@ -194,8 +194,8 @@ def speculation(
     **options: Unpack[EngineOptions],
 ) -> None:
     """Speed of each drafter beside the first one, prompt by prompt in turns; all must write the same text."""
-    from mxdraft.acceptance import read_prompts
-    from mxdraft.speculation import compare, report
+    from mxdraft.measure.acceptance import read_prompts
+    from mxdraft.measure.speculation import compare, report
 
     for draft in drafts:
         if draft not in get_args(Draft):
@@ -271,12 +271,12 @@ def acceptance(
     """
     import torch
 
-    from mxdraft.acceptance import differences, read_prompts, reliability, report, write_rollouts
     from mxdraft.bundle import Bundle
-    from mxdraft.drafter import draft_cost, load_drafter
-    from mxdraft.qat.draft_table import draft_tables, rollout_features
-    from mxdraft.qat.drafter import restored
-    from mxdraft.qat.features import bundle_target
+    from mxdraft.measure.acceptance import differences, read_prompts, reliability, report, write_rollouts
+    from mxdraft.measure.draft_table import draft_tables, rollout_features
+    from mxdraft.train.draft_model import restored
+    from mxdraft.train.drafter import draft_cost, load_drafter
+    from mxdraft.train.features import bundle_target
 
     named = dict(_named(drafter) for drafter in drafters)
     asked = read_prompts(prompts, per_task)
@@ -312,7 +312,7 @@ def acceptance(
         facts = {"temperature": temperature, "tokens": tokens, "bundle": bundle, "prompts": len(rollouts)}
         write_json(json_path, {"results": results, "gains": gains, "reliability": calibrations, **facts})
     if plot_path:
-        from mxdraft.plot import plot_acceptance
+        from mxdraft.measure.plot import plot_acceptance
 
         plot_acceptance(results, calibrations, plot_path)
 
@@ -343,8 +343,8 @@ def origin(
 ) -> None:
     """What core tokens buy, beside controls: precision, compute and memory, each alone and all together."""
     from mxdraft.bundle import Bundle
-    from mxdraft.origin import evaluate_origin
-    from mxdraft.plot import plot_origin
+    from mxdraft.measure.origin.evaluate import evaluate_origin
+    from mxdraft.measure.plot import plot_origin
 
     Interrupt()
     schedule = Bundle.open(Path(bundle)).schedule

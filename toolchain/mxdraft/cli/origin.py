@@ -32,9 +32,9 @@ def calibrate(
     A third of the documents only checks the fit. `mxdraft pack --schedule FILE` puts it into a bundle.
     """
     from mxdraft.bundle import Bundle
-    from mxdraft.origin import calibrate as fit
-    from mxdraft.origin import read_text
-    from mxdraft.plot import plot_calibration
+    from mxdraft.measure.origin.evaluate import calibrate as fit
+    from mxdraft.measure.origin.evaluate import read_text
+    from mxdraft.measure.plot import plot_calibration
 
     Interrupt()
     schedule = Bundle.open(Path(bundle)).schedule

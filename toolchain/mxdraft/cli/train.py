@@ -41,7 +41,7 @@ def text(bundle: str, output: Path, documents: int, seed: int, threads: int) -> 
     Document i of a seed is always the same. Ctrl-C keeps what is finished; the same command goes on, and more
     --documents prolong a file.
     """
-    from mxdraft.corpus import Corpus, write_corpus
+    from mxdraft.train.corpus import Corpus, write_corpus
 
     def tell(corpus: Corpus) -> None:
         written = len(corpus.documents) + len(corpus.dropped)
@@ -64,7 +64,7 @@ def text(bundle: str, output: Path, documents: int, seed: int, threads: int) -> 
 def target(weights: Path, recipe: Path, directory: Path, output: Path) -> None:
     """Train the base plane of WEIGHTS (a .gguf file or a Hugging Face directory) to live in MXFP4."""
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.qat.train import train_target
+    from mxdraft.train.target import train_target
 
     train_target(recipe, load_checkpoint(weights), directory, output)
 
@@ -84,8 +84,8 @@ def drafter(
 ) -> None:
     """Train a drafter for a precision of BUNDLE, or by a recipe with target_lr both of them together."""
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.qat.cotrain import train_together
-    from mxdraft.qat.draft_train import train_drafter
+    from mxdraft.train.cotrain import train_together
+    from mxdraft.train.draft_train import train_drafter
 
     if (weights is None) != (delta is None):
         raise UsageError("--weights and --delta go together")

@@ -11,7 +11,7 @@ from mxdraft.export.graph import (
     export_model,
     initializer_names,
 )
-from mxdraft.export.session import OnnxRunner
+from mxdraft.export.runner import OnnxRunner
 
 __all__ = [
     "DATA_FILE",

@@ -20,7 +20,6 @@ import onnx.helper
 from onnx import TensorProto
 
 from mxdraft.checkpoint import ModelConfig
-from mxdraft.drafter import Drafter
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN
 from mxdraft.export.graph import (
@@ -37,6 +36,7 @@ from mxdraft.export.graph import (
     write_file,
 )
 from mxdraft.files import replacing
+from mxdraft.train.drafter import Drafter
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.files import replacing
 from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize
-from mxdraft.qat_delta import TrainedBase
+from mxdraft.train.delta import TrainedBase
 
 Precision = Literal["base", "full"]
 Plane = Literal["base", "residual"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from mxdraft.bundle.schedule import MAX_CATCH_UP, Weights
 from mxdraft.errors import CapacityError, RefusedError, TransferError
 from mxdraft.runtime.engine import Look, Precision
-from mxdraft.schedule import MAX_CATCH_UP, Weights
 from mxdraft.trace.record import FORMAT
 
 _LIMIT = 64 << 20  # bytes, more than a page can show

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from mxdraft import __version__
 from mxdraft.bundle import Bundle
 from mxdraft.errors import TransferError
-from mxdraft.origin_precision import weight_bytes
+from mxdraft.measure.origin.precision import weight_bytes
 from mxdraft.runtime import Engine, Model, Sequence
 
 FORMAT = "mxdraft trace 1"

@@ -1,0 +1,1 @@
+"""Measurements of bundles, drafters and the dynamic origin."""

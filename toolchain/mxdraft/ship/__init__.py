@@ -1,0 +1,1 @@
+"""From C sources and a bundle to devices."""

@@ -1,0 +1,1 @@
+"""The exported graphs against the runtime."""
