@@ -21,7 +21,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mxdraft.bundle import MXFP4T, Bundle
+from mxdraft.bundle import Bundle
+from mxdraft.bundle.format import MXFP4T
 from mxdraft.bundle.tiles import BLOCK_BYTES
 from mxdraft.files import replacing
 from mxdraft.mx import Format

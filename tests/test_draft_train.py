@@ -43,7 +43,7 @@ from mxdraft.train.model import Llama  # noqa: E402
 from mxdraft.train.recipe import DraftRecipe, read_recipe  # noqa: E402
 
 RECIPE = DraftRecipe(
-    architecture="fused", target="base", target_lr=0.0, draft_weight=0.0, reach=0.0,
+    target="base", target_lr=0.0, draft_weight=0.0, reach=0.0,
     texts=["text.npz"], share=1.0, held_out=4, feature_layers=[1, 2, 4], vocab=64, ridge=8,
     unroll_at=[0, 2, 4], unroll_decay=0.8, batch=256, quantize_at=5, quantized_lr=1e-3, weight_decay=0.01,
     compute="f32", steps=8, lr=1e-4, norm_lr=1e-4, warmup=1, cooldown=3, beta1=0.9, beta2=0.98,
@@ -326,14 +326,6 @@ def test_a_recipe_becomes_drafter_and_delta(
         cli.main(options, standalone_mode=False)
 
 
-def test_the_rival_trains_too(folder: Path, target, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, architecture="block", lr=1e-3, steps=24, quantize_at=24)
-    trainer = DraftTrainer(recipe, folder, target, tmp_path)
-    before = trainer.results()["loss"]
-    trainer.run()
-    assert trainer.results()["loss"] < before
-
-
 def test_a_recipe_becomes_a_drafter(folder: Path, target, trained: DraftTrainer, tmp_path: Path) -> None:
     recipe = folder / "recipe.toml"
     lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(RECIPE).items()]
@@ -347,9 +339,6 @@ def test_a_recipe_becomes_a_drafter(folder: Path, target, trained: DraftTrainer,
     for name, linear in trained.model.linears().items():
         assert np.array_equal(drafter.planes[name].data, linear.mx().data)
     assert len(drafter.calibration) == 3
-    recipe.write_text("\n".join(lines).replace('"fused"', '"block"'), encoding="utf-8")
-    with pytest.raises(UsageError, match="the runtime has no drafter 'block'"):
-        train_drafter(recipe, folder / "t.mxb", tmp_path, tmp_path / "d.npz", lambda *_: None)
 
 
 def test_a_drafter_may_learn_from_full_precision(folder: Path, tmp_path: Path) -> None:
@@ -414,7 +403,6 @@ def test_foreign_and_damaged_drafters_are_refused(
 def test_the_shipped_recipes_read(name: str) -> None:
     folder = Path(__file__).parents[1] / "models" / "smollm2-135m"
     recipe = read_recipe(folder / name, DraftRecipe)
-    assert recipe.architecture == "fused"
     assert recipe.quantize_at < recipe.steps
     assert all((folder / text).exists() for text in recipe.texts)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import json
 import os
 import platform
@@ -17,7 +16,7 @@ import click
 from mxdraft import __version__
 from mxdraft.checkpoint.fetch import fetch
 from mxdraft.errors import MxdraftError, RefusedError
-from mxdraft.files import replacing
+from mxdraft.files import file_sha256, replacing
 from mxdraft.measure.acceptance import read_prompts
 from mxdraft.runtime import Model, cpu_describe, default_threads
 
@@ -94,7 +93,7 @@ def run(
     weights = weights or fetch("smollm2-135m")
     threads = threads or default_threads()
     directory.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    digest = file_sha256(weights)
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(Model(bundle))
         if json.loads(model.info.provenance)["source_sha256"] != digest:

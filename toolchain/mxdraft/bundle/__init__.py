@@ -1,51 +1,16 @@
-"""The bundle file (``.mxb``), both ways."""
+"""The bundle file (``.mxb``, runtime/BUNDLE.md), both ways.
 
-from mxdraft.bundle.reader import (
-    ALIGNMENT,
-    CONFIG,
-    DRAFT_TARGET,
-    F32,
-    HEADER,
-    MAGIC,
-    MXFP4T,
-    MXINT8T,
-    SECTION_ENTRY,
-    TENSOR_ALIGNMENT,
-    TENSOR_ENTRY,
-    Bundle,
-    BundleWriter,
-    Config,
-    DraftConfig,
-    Shape,
-    TensorEntry,
-    align,
-    golden_section,
-    required_draft_tensors,
-    required_tensors,
-    tensor_nbytes,
-)
+format.py     what its bytes mean, and which tensors it must hold
+tiles.py      the order of a quantized tensor's bytes
+tokenizer.py  the section ``tokenizer``
+chat.py       the section ``chat``: a Jinja template as pieces
+ngrams.py     the section ``draft.ngrams``: what mostly follows one or two tokens
+schedule.py   the section ``schedule``: settings of the dynamic origin
+writer.py     sections and tensors into a file
+reader.py     a file into checked sections and tensors
+"""
 
-__all__ = [
-    "ALIGNMENT",
-    "CONFIG",
-    "DRAFT_TARGET",
-    "F32",
-    "HEADER",
-    "MAGIC",
-    "MXFP4T",
-    "MXINT8T",
-    "SECTION_ENTRY",
-    "TENSOR_ALIGNMENT",
-    "TENSOR_ENTRY",
-    "Bundle",
-    "BundleWriter",
-    "Config",
-    "DraftConfig",
-    "Shape",
-    "TensorEntry",
-    "align",
-    "golden_section",
-    "required_draft_tensors",
-    "required_tensors",
-    "tensor_nbytes",
-]
+from mxdraft.bundle.reader import Bundle
+from mxdraft.bundle.writer import BundleWriter
+
+__all__ = ["Bundle", "BundleWriter"]

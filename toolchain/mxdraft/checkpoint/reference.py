@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft.checkpoint import Checkpoint
+from mxdraft.checkpoint import Checkpoint, ModelConfig
 
 F32 = NDArray[np.float32]
 
 
-def rope_tables(head_dim: int, theta: float, positions: int) -> tuple[F32, F32]:
-    """cos and sin of RoPE, [positions, head_dim/2], computed in binary64 and rounded once."""
-    frequency = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
+    """Cosine and sine [positions, head_dim/2] of position x rope_theta**(-2i/head_dim), computed in binary64
+    and rounded once."""
+    frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
     angle = np.arange(positions)[:, None] * frequency
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
@@ -28,7 +29,7 @@ class Teacher:
     def hidden(self, ids: NDArray[np.integer]) -> F32:
         """Final normed hidden states [n, hidden] of token ids [n], positions from 0."""
         config = self.config
-        cos, sin = rope_tables(config.head_dim, config.rope_theta, len(ids))
+        cos, sin = rope_tables(config, len(ids))
         x = self._tensors["model.embed_tokens.weight"][ids]
         for layer in range(config.layers):
             weight = {

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from mxdraft.cli._options import whole
+from mxdraft.cli._options import PATH, whole
 from mxdraft.cli._terminal import emit, note
 from mxdraft.errors import TransferError, UsageError
 from mxdraft.files import write_json
 
-_path = click.Path(path_type=Path)
 _host = click.option(
     "--host", "hosts", metavar="HOST", multiple=True, help="[user@]name as ssh takes it; may be repeated."
 )
@@ -25,14 +24,14 @@ _some_hosts = click.option(
 _dest = click.option(
     "--dest", metavar="DIR", help="Folder on the device.  [default: mxdraft, below the home folder]"
 )
-_json = click.option("--json", "json_path", metavar="FILE", type=_path, help="Also write the results there.")
+_json = click.option("--json", "json_path", metavar="FILE", type=PATH, help="Also write the results there.")
 
 
 @click.command(epilog="Example: mxdraft build --target rpi --wheel")
 @click.option("--target", metavar="NAME", default="host", help="A file of targets/.")
 @click.option("--wheel", is_flag=True, help="Also a Python wheel of this package with the target's library.")
 @click.option(
-    "--streamline", metavar="DIR", type=_path, help="With annotations, by ARM's streamline_annotate.c there."
+    "--streamline", metavar="DIR", type=PATH, help="With annotations, by ARM's streamline_annotate.c there."
 )
 def build(target: str, wheel: bool, streamline: Path | None) -> None:
     """Build the C runtime for a target and print the paths."""
@@ -51,17 +50,17 @@ def build(target: str, wheel: bool, streamline: Path | None) -> None:
     epilog="Example: mxdraft deploy --target rpi --host pi@raspberrypi.local -m build/smollm2-135m.mxb"
 )
 @click.option("--target", metavar="NAME", required=True, help="A file of targets/.")
-@click.option("-m", "bundle", metavar="BUNDLE", type=_path, required=True, help="Bundle file (.mxb).")
+@click.option("-m", "bundle", metavar="BUNDLE", type=PATH, required=True, help="Bundle file (.mxb).")
 @_host
 @click.option(
-    "--hosts", "hosts_file", metavar="FILE", type=_path, help="A fleet: [[host]] tables (docs/deploy.md)."
+    "--hosts", "hosts_file", metavar="FILE", type=PATH, help="A fleet: [[host]] tables (docs/deploy.md)."
 )
 @_dest
 @click.option(
     "--service", is_flag=True, help="Also install the systemd units; in /opt/mxdraft unless --dest."
 )
 @click.option("--parallel", type=whole(1, 256), default="5", help="Of a fleet, devices at a time.")
-@click.option("-o", "archive", metavar="FILE", type=_path, help="Without hosts: the archive to write.")
+@click.option("-o", "archive", metavar="FILE", type=PATH, help="Without hosts: the archive to write.")
 @_json
 def deploy(
     target: str,

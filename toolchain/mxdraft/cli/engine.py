@@ -9,6 +9,7 @@ from typing import Literal, Unpack
 import click
 
 from mxdraft.cli._options import (
+    PATH,
     EngineOptions,
     cache_options,
     engine_options,
@@ -24,8 +25,6 @@ from mxdraft.files import replacing
 from mxdraft.runtime import Model, cpu_describe, default_threads, version
 from mxdraft.runtime.engine import KV, Draft
 
-_path = click.Path(path_type=Path)
-
 
 @click.command(epilog="Example: mxdraft verify -m build/smollm2-135m.mxb --precision base")
 @model_option
@@ -33,11 +32,9 @@ _path = click.Path(path_type=Path)
 @click.option("--chunk", type=whole(1, 512), default="64", help="Rows of one step; never changes the digest.")
 @click.option("--full", is_flag=True, help="Also compare with onnxruntime on the ONNX files.")
 @click.option("--quick", is_flag=True, help="With --full: fewer prompts and tokens, little memory.")
-@click.option(
-    "--onnx", metavar="DIR", type=_path, help="With --full: the ONNX files; default: beside BUNDLE."
-)
-@click.option("--html", metavar="FILE", type=_path, help="With --full: write a report page.")
-@click.option("--json", "json_path", metavar="FILE", type=_path, help="With --full: write all values.")
+@click.option("--onnx", metavar="DIR", type=PATH, help="With --full: the ONNX files; default: beside BUNDLE.")
+@click.option("--html", metavar="FILE", type=PATH, help="With --full: write a report page.")
+@click.option("--json", "json_path", metavar="FILE", type=PATH, help="With --full: write all values.")
 def verify(
     bundle: str,
     chunk: int,

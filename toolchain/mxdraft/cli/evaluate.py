@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack, get_args
 import click
 
 from mxdraft.cli._options import (
+    PATH,
     EngineOptions,
     engine_options,
     limit_option,
@@ -26,12 +27,11 @@ from mxdraft.measure.acceptance import Difference
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import Draft, Precision
 
-_path = click.Path(path_type=Path)
 _json_option = click.option(
-    "--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file."
+    "--json", "json_path", metavar="FILE", type=PATH, help="Write the results to this file."
 )
 _plot_option = click.option(
-    "--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg)."
+    "--plot", "plot_path", metavar="FILE", type=PATH, help="Draw them (.png or .svg)."
 )
 
 
@@ -45,15 +45,13 @@ def evaluate() -> None:
     "--tokens 4096 --precision base --precision full --json quality.json"
 )
 @model_option
-@click.option("--text", type=_path, required=True, help="UTF-8 text to score.")
+@click.option("--text", type=PATH, required=True, help="UTF-8 text to score.")
 @click.option("--tokens", type=whole(2, 1 << 24), default="4096", help="Tokens of it to score.")
 @click.option("--ctx", type=whole(2, 1 << 16), default="512", help="Window; each starts from an empty cache.")
 @click.option(
     "--precision", "precisions", multiple=True, default=("base", "full"), help="base or full; repeatable."
 )
-@click.option(
-    "--source", type=click.Path(path_type=Path), help="The unquantized weights; fetched by default."
-)
+@click.option("--source", type=PATH, help="The unquantized weights; fetched by default.")
 @_json_option
 def quality(
     bundle: str,
@@ -115,8 +113,8 @@ def quality(
     epilog='Example: mxdraft evaluate sensitivity "$(mxdraft fetch smollm2-135m)" '
     "--text models/smollm2-135m/teacher_text.npz --tokens 2048 --json sensitivity.json"
 )
-@click.argument("weights", type=_path)
-@click.option("--text", type=_path, required=True, help="Teacher text (.npz) to measure on.")
+@click.argument("weights", type=PATH)
+@click.option("--text", type=PATH, required=True, help="Teacher text (.npz) to measure on.")
 @click.option("--tokens", type=whole(2, 1 << 24), default="2048", help="Tokens of it, in whole windows.")
 @click.option("--ctx", type=whole(2, 1 << 16), default="512", help="Window; each starts from an empty cache.")
 @word_option(
@@ -170,7 +168,7 @@ def sensitivity(
     "--task chat --draft off --draft ngram --draft auto -n 128"
 )
 @model_option
-@click.option("--prompts", type=_path, required=True, help="JSON lines with 'turns' and 'task'.")
+@click.option("--prompts", type=PATH, required=True, help="JSON lines with 'turns' and 'task'.")
 @click.option("--task", "tasks", multiple=True, help="Only prompts of this task; repeatable.")
 @click.option(
     "--per-task", "count", type=whole(0, 1 << 20), default="20", help="Prompts of each task; 0 = all."
@@ -244,8 +242,8 @@ def speculation(
 @click.option(
     "--drafter", "drafters", metavar="[NAME=]FILE", multiple=True, required=True, help="Repeatable."
 )
-@click.option("--prompts", type=_path, required=True, help="JSON lines with task and turns (Spec-Bench).")
-@click.option("--run", "directory", metavar="DIR", type=_path, required=True, help="Where rollouts are kept.")
+@click.option("--prompts", type=PATH, required=True, help="JSON lines with task and turns (Spec-Bench).")
+@click.option("--run", "directory", metavar="DIR", type=PATH, required=True, help="Where rollouts are kept.")
 @click.option("--per-task", type=whole(0, 1 << 20), default="0", help="Prompts of each task; 0 = all.")
 @click.option("--temp", "temperature", type=real(0, 100), default="0", help="Temperature; 0 = greedy.")
 @click.option("-n", "tokens", type=whole(2, 1 << 16), default="128", help="Most tokens of an answer.")
@@ -322,7 +320,7 @@ def acceptance(
 )
 @model_option
 @click.option("--quick", is_flag=True, help="A small sample of everything: minutes instead of an hour.")
-@click.option("--text", type=_path, help="Text (UTF-8 or .npz) to measure on; by default, its own answers.")
+@click.option("--text", type=PATH, help="Text (UTF-8 or .npz) to measure on; by default, its own answers.")
 @click.option(
     "--tokens",
     type=whole(256, 1 << 20),

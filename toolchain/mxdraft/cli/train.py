@@ -7,19 +7,18 @@ from pathlib import Path
 
 import click
 
-from mxdraft.cli._options import model_option, threads_option, whole
+from mxdraft.cli._options import PATH, model_option, threads_option, whole
 from mxdraft.cli._terminal import note
 from mxdraft.errors import UsageError
 from mxdraft.runtime import Model
 
-_path = click.Path(path_type=Path)
 _recipe_option = click.option(
-    "--recipe", metavar="FILE", type=_path, required=True, help="TOML file with the training's settings."
+    "--recipe", metavar="FILE", type=PATH, required=True, help="TOML file with the training's settings."
 )
 _run_option = click.option(
-    "--run", "directory", metavar="DIR", type=_path, required=True, help="Checkpoints and log; continued."
+    "--run", "directory", metavar="DIR", type=PATH, required=True, help="Checkpoints and log; continued."
 )
-_output_option = click.option("-o", "output", metavar="FILE", type=_path, required=True, help="The result.")
+_output_option = click.option("-o", "output", metavar="FILE", type=PATH, required=True, help="The result.")
 
 
 @click.group()
@@ -57,7 +56,7 @@ def text(bundle: str, output: Path, documents: int, seed: int, threads: int) -> 
     epilog='Example: mxdraft train target "$(mxdraft fetch smollm2-135m)" '
     "--recipe models/smollm2-135m/target.toml --run build/qat -o models/smollm2-135m/qat.delta"
 )
-@click.argument("weights", type=_path)
+@click.argument("weights", type=PATH)
 @_recipe_option
 @_run_option
 @_output_option
@@ -77,8 +76,8 @@ def target(weights: Path, recipe: Path, directory: Path, output: Path) -> None:
 @_recipe_option
 @_run_option
 @_output_option
-@click.option("--weights", type=_path, help="Of which BUNDLE was made: its base plane trains along ...")
-@click.option("--delta", type=_path, help="... and goes to this file.")
+@click.option("--weights", type=PATH, help="Of which BUNDLE was made: its base plane trains along ...")
+@click.option("--delta", type=PATH, help="... and goes to this file.")
 def drafter(
     bundle: str, recipe: Path, directory: Path, output: Path, weights: Path | None, delta: Path | None
 ) -> None:

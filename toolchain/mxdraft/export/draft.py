@@ -36,7 +36,7 @@ from mxdraft.export.graph import (
     write_file,
 )
 from mxdraft.files import replacing
-from mxdraft.train.drafter import Drafter
+from mxdraft.train.drafter import TrainedDrafter
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DraftMetadata(GraphMetadata):
     files: dict[str, str]
 
 
-def export_drafter(drafter: Drafter, directory: Path) -> dict[str, Path]:
+def export_drafter(drafter: TrainedDrafter, directory: Path) -> dict[str, Path]:
     """Write both graphs beside the target's, which ``export_model`` wrote; returns their paths by name.
 
     Raises RefusedError if the target there is another one than the drafter's, TransferError if a file cannot

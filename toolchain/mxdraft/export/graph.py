@@ -32,6 +32,7 @@ from onnx import TensorProto
 
 from mxdraft import __version__
 from mxdraft.checkpoint import Checkpoint, ModelConfig, tokenizer_json
+from mxdraft.checkpoint.reference import rope_tables
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.files import replacing
@@ -140,14 +141,6 @@ def export_model(
     return paths
 
 
-def rope_tables(config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosine and sine [max_positions, head_dim/2] of position x theta**(-2i/head_dim), computed in
-    binary64."""
-    frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
-    angle = np.outer(np.arange(config.max_positions), frequency)
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-
-
 # ---- weights ----
 
 
@@ -185,7 +178,7 @@ def _store_weights(
     checkpoint: Checkpoint, trained: TrainedBase | None, rule: Rule, data: DataFile
 ) -> dict[Precision, list[TensorProto]]:
     """Quantize and write all weights; returns the initializers of each graph."""
-    cosine, sine = rope_tables(checkpoint.config)
+    cosine, sine = rope_tables(checkpoint.config, checkpoint.config.max_positions)
     both = [data.add("rope.cos", cosine), data.add("rope.sin", sine)]
     only: dict[Precision, list[TensorProto]] = {"base": [], "full": []}
     for name, weight in checkpoint.tensors.items():

@@ -1,7 +1,11 @@
-"""Writing files so that a reader sees the old one or the whole new one; the user's cache."""
+"""Files: written whole or not at all, hashed, cached.
+
+npz.py   reading .npz files that may be missing, damaged or something else
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -33,9 +37,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """``value`` as JSON. Raises TransferError as ``replacing`` does."""
+    """Write ``value`` as JSON. Raises TransferError as ``replacing`` does."""
     with replacing(path) as file:
         file.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def default_cache() -> Path:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mxdraft.measure.acceptance import Rollout, Table, noise
-from mxdraft.train.draft_model import Drafter
+from mxdraft.train.draft_model import DraftModel
 from mxdraft.train.draft_train import confidence, extra_rows
 from mxdraft.train.features import Features
 from mxdraft.train.model import Llama
@@ -32,7 +32,7 @@ def rollout_features(
 
 @torch.inference_mode()
 def draft_tables(
-    drafter: Drafter,
+    drafter: DraftModel,
     ids: Tensor,
     calibration: Sequence[tuple[float, float]],
     features: Features,

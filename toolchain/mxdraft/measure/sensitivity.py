@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mxdraft import mx
-from mxdraft.bundle import MXFP4T, MXINT8T, tensor_nbytes
+from mxdraft.bundle.format import MXFP4T, MXINT8T, tensor_nbytes
 from mxdraft.checkpoint import Checkpoint, expected_tensors
 from mxdraft.train.loss import Quality, measure_quality
 from mxdraft.train.model import Llama

@@ -21,9 +21,8 @@ from mxdraft.errors import RefusedError, UsageError
 from mxdraft.mx import MXTensor
 from mxdraft.train.corpus import Corpus
 from mxdraft.train.delta import TrainedBase, write_delta
-from mxdraft.train.draft_train import DraftTrainer, require_runtime
+from mxdraft.train.draft_train import DraftTrainer
 from mxdraft.train.drafter import save_drafter
-from mxdraft.train.export import trained_base
 from mxdraft.train.fakequant import MXLinear
 from mxdraft.train.features import Features, bundle_target, pad
 from mxdraft.train.loss import distillation_loss
@@ -38,7 +37,6 @@ def train_together(
     """Train by the file ``recipe``, from where ``directory`` stands, the base plane of ``bundle`` and a
     drafter for it; ``checkpoint``, of which the bundle was made, is the teacher. Writes both results."""
     settings = read_recipe(recipe, DraftRecipe)
-    require_runtime(recipe, settings)
     if not settings.target_lr or settings.target != "base":
         raise UsageError(f'recipe {recipe}: training both asks for target = "base" and a target_lr above 0')
     opened = Bundle.open(bundle)
@@ -113,7 +111,7 @@ class CoTrainer(DraftTrainer):
     def trained_target(self) -> TrainedBase:
         """What the target has become, with the recipe, the steps taken and the results."""
         meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": self.results()}
-        return trained_base(self.target, meta)
+        return self.target.trained_base(meta)
 
     def linears(self) -> list[MXLinear]:
         return [*super().linears(), *self.target.linears().values()]

@@ -1,32 +1,29 @@
-"""Drafters in torch: small models that foresee a frozen target from its residual streams.
+"""The drafter in torch: a small model that foresees a target from its residual streams.
 
-``Fused`` is what the runtime computes (docs/arithmetic.md, "Drafter"): one layer, run once a draft step, fed
-with what it said the step before; the idea is EAGLE's (Li et al. 2024, arXiv 2401.15077), the three streams
-EAGLE-3's (2503.01840). ``Block`` is its rival: everything but the head runs once for all draft steps, which
-learn of each other's tokens through a low-rank map only.
+It is what the runtime computes (docs/arithmetic.md, "Drafter"): one layer, run once a draft step, fed with
+what it said the step before. The idea is EAGLE's (Li et al. 2024, arXiv 2401.15077), the three streams are
+EAGLE-3's (2503.01840).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from mxdraft.checkpoint import ModelConfig
-from mxdraft.train.drafter import Drafter as TrainedDrafter
+from mxdraft.train.drafter import TrainedDrafter
 from mxdraft.train.fakequant import MXLinear, fake_quant_activations
-from mxdraft.train.model import Chain, Decoder, FeedForward, Llama, RMSNorm
+from mxdraft.train.model import Chain, Decoder, Llama, RMSNorm
 from mxdraft.train.start import search_scale
 
 _RIDGE = 1e-3  # share of the mean diagonal that is added to it
-_MARKOV_RANK = 128
 _TEMPER = 0.7  # of the first logits, which a linear guess makes too sure of themselves
 
 
-class Drafter(nn.Module):
-    """Reads residual streams [B, T, features, hidden] of a target and the tokens behind them.
+class DraftModel(nn.Module):
+    """Reads residual streams [B, T, features, hidden] of a target and the tokens that follow them.
 
     Parameters are named as in runtime/BUNDLE.md.
     """
@@ -38,14 +35,24 @@ class Drafter(nn.Module):
         self.embed_norm = RMSNorm(config.hidden, config.rms_eps)
         self.state_norm = RMSNorm(config.hidden, config.rms_eps)
         self.input_proj = MXLinear(config.hidden, 2 * config.hidden)
+        self.model = Decoder(replace(config, layers=1))
 
-    @abstractmethod
     def forward(self, target: Llama, residuals: Tensor, tokens: Tensor, depth: int) -> list[Tensor]:
-        """What the head reads [B, T, hidden], of each of ``depth`` draft steps.
+        """What the head reads [B, T, hidden] in each of ``depth`` draft steps.
 
         Row t of step j = 1 … is for the token at t + j + 1, given the streams at t and tokens up to t + j.
         Rows that would need tokens beyond the end hold nothing of use.
         """
+        state = self.first_state(residuals)
+        chain: Chain = []
+        read = []
+        for step in range(depth):
+            embedded = target.embedding[tokens.roll(-1 - step, 1)]
+            rope = target.rope(step, tokens.shape[1])
+            (layer,) = self.model.layers
+            state = layer(self.input(embedded, state), rope, fake_quant_activations, chain)
+            read.append(fake_quant_activations(self.model.norm(state)))
+        return read
 
     def first_state(self, residuals: Tensor) -> Tensor:
         normed = [norm(r) for norm, r in zip(self.feature_norm, residuals.unbind(2), strict=True)]
@@ -66,6 +73,19 @@ class Drafter(nn.Module):
         for linear in self.linears().values():
             scale = search_scale(linear.weight)
             linear.start(linear.weight.detach() / scale.repeat_interleave(32, 1), scale)
+
+    @torch.no_grad()
+    def start(self, target: Llama, documents: list[tuple[Tensor, Tensor]]) -> None:
+        """Put a silent layer after ridge maps. It looks where the target's last layer looks; the rest is
+        random, for that layer's own activations are so large that the first steps would ruin the ridge's
+        guess."""
+        size = self.start_from_ridge(target, documents)
+        (layer,), last = self.model.layers, target.model.layers[-1]
+        layer.input_layernorm.weight.copy_(size * last.input_layernorm.weight)
+        layer.self_attn.q_proj.weight.copy_(last.self_attn.q_proj.read())
+        layer.self_attn.k_proj.weight.copy_(last.self_attn.k_proj.read())
+        _randomize(layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj)
+        self.model.norm.weight.copy_(_TEMPER * size * target.model.norm.weight)
 
     @torch.no_grad()
     def start_from_ridge(self, target: Llama, documents: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -96,71 +116,9 @@ class Drafter(nn.Module):
         return sizes[-1]
 
 
-class Fused(Drafter):
-    def __init__(self, config: ModelConfig, features: int) -> None:
-        super().__init__(config, features)
-        self.model = Decoder(replace(config, layers=1))
-
-    def forward(self, target: Llama, residuals: Tensor, tokens: Tensor, depth: int) -> list[Tensor]:
-        state = self.first_state(residuals)
-        chain: Chain = []
-        read = []
-        for step in range(depth):
-            embedded = target.embedding[tokens.roll(-1 - step, 1)]
-            rope = target.rope(step, tokens.shape[1])
-            (layer,) = self.model.layers
-            state = layer(self.input(embedded, state), rope, fake_quant_activations, chain)
-            read.append(fake_quant_activations(self.model.norm(state)))
-        return read
-
-    @torch.no_grad()
-    def start(self, target: Llama, documents: list[tuple[Tensor, Tensor]]) -> None:
-        """A silent layer behind ridge maps. It looks where the target's last layer looks; the rest is random,
-        for that layer's own activations are so large that the first steps would ruin the ridge's guess."""
-        size = self.start_from_ridge(target, documents)
-        (layer,), last = self.model.layers, target.model.layers[-1]
-        layer.input_layernorm.weight.copy_(size * last.input_layernorm.weight)
-        layer.self_attn.q_proj.weight.copy_(last.self_attn.q_proj.read())
-        layer.self_attn.k_proj.weight.copy_(last.self_attn.k_proj.read())
-        _randomize(layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj)
-        self.model.norm.weight.copy_(_TEMPER * size * target.model.norm.weight)
-
-
-class Block(Drafter):
-    def __init__(self, config: ModelConfig, features: int, depth: int = 3) -> None:
-        super().__init__(config, features)
-        self.norm = RMSNorm(config.hidden, config.rms_eps)
-        self.mlp = FeedForward(config)
-        self.steps = nn.ModuleList(MXLinear(config.hidden, config.hidden) for _ in range(depth))
-        self.markov_down = MXLinear(_MARKOV_RANK, config.hidden)
-        self.markov_up = MXLinear(config.hidden, _MARKOV_RANK)
-        self.head_norm = RMSNorm(config.hidden, config.rms_eps)
-
-    def forward(self, target: Llama, residuals: Tensor, tokens: Tensor, depth: int) -> list[Tensor]:
-        x = self.input(target.embedding[tokens.roll(-1, 1)], self.first_state(residuals))
-        x = x + self.mlp(self.norm(x), fake_quant_activations)
-        body = fake_quant_activations(x)
-        read = []
-        for step in range(depth):
-            state = x + self.steps[step](body)
-            if step:
-                embedded = self.embed_norm(target.embedding[tokens.roll(-1 - step, 1)])
-                down = self.markov_down(fake_quant_activations(embedded))
-                state = state + self.markov_up(fake_quant_activations(down))
-            read.append(fake_quant_activations(self.head_norm(state)))
-        return read
-
-    @torch.no_grad()
-    def start(self, target: Llama, documents: list[tuple[Tensor, Tensor]]) -> None:
-        """Silent layers behind ridge maps."""
-        size = self.start_from_ridge(target, documents)
-        _randomize(self.mlp.gate_proj, self.mlp.up_proj, self.markov_down)
-        self.head_norm.weight.copy_(_TEMPER * size * target.model.norm.weight)
-
-
-def restored(trained: TrainedDrafter, config: ModelConfig) -> Fused:
-    """The model that a file of ``mxdraft.train.drafter`` holds."""
-    model = Fused(config, len(trained.feature_layers))
+def restored(trained: TrainedDrafter, config: ModelConfig) -> DraftModel:
+    """The model that training left as ``trained``."""
+    model = DraftModel(config, len(trained.feature_layers))
     for name, linear in model.linears().items():
         linear.restore(trained.planes[name])
     with torch.no_grad():

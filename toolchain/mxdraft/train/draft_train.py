@@ -17,16 +17,13 @@ from mxdraft.bundle import Bundle
 from mxdraft.errors import UsageError
 from mxdraft.train.corpus import Corpus, Document
 from mxdraft.train.data import epoch_order
-from mxdraft.train.draft_model import Block, Drafter, Fused, draft_vocabulary
-from mxdraft.train.drafter import Drafter as TrainedDrafter
-from mxdraft.train.drafter import save_drafter
+from mxdraft.train.draft_model import DraftModel, draft_vocabulary
+from mxdraft.train.drafter import TrainedDrafter, save_drafter
 from mxdraft.train.fakequant import MXLinear
 from mxdraft.train.features import Features, batches, bundle_target
 from mxdraft.train.model import Llama
 from mxdraft.train.recipe import DraftRecipe, read_recipe
 from mxdraft.train.run import Run
-
-_ARCHITECTURES = {"fused": Fused, "block": Block}
 
 
 def train_drafter(
@@ -35,7 +32,6 @@ def train_drafter(
     """Train by the file ``recipe`` for a precision of ``bundle``, from where ``directory`` stands, and
     write the drafter. ``progress``: of the target's features, tokens done and in all."""
     settings = read_recipe(recipe, DraftRecipe)
-    require_runtime(recipe, settings)
     if settings.target_lr:
         raise UsageError(f"recipe {recipe}: target_lr trains the target too: give --weights and --delta")
     opened = Bundle.open(bundle)
@@ -44,12 +40,6 @@ def train_drafter(
     trainer.run()
     if trainer.rank == 0:
         save_drafter(output, trainer.trained(opened.provenance["source_sha256"]))
-
-
-def require_runtime(recipe: Path, settings: DraftRecipe) -> None:
-    """Raise UsageError if nobody could run what the recipe makes."""
-    if settings.architecture != "fused":
-        raise UsageError(f"recipe {recipe}: the runtime has no drafter '{settings.architecture}'")
 
 
 @dataclass(frozen=True)
@@ -97,8 +87,7 @@ class DraftTrainer(Run):
         self.groups = self.grouped(self.training)
         if min(map(len, self.groups)) < self.processes:
             raise UsageError(f"a batch of {recipe.batch} tokens holds fewer than {self.processes} documents")
-        self.model: Drafter = _ARCHITECTURES[recipe.architecture](config, len(recipe.feature_layers))
-        self.model.to(self.device)
+        self.model = DraftModel(config, len(recipe.feature_layers)).to(self.device)
         answers = [torch.from_numpy(self._answer(i).astype(np.int64)) for i in self.training]
         self.ids = draft_vocabulary(answers, config.vocab, recipe.vocab).to(self.device)
         self.quantized = False
@@ -333,7 +322,7 @@ class DraftTrainer(Run):
         return self.groups[epoch_order(np.arange(len(self.groups)), epoch, self.recipe.seed)[place]]
 
 
-def load_weights(model: Drafter, state: dict[str, Tensor]) -> None:
+def load_weights(model: DraftModel, state: dict[str, Tensor]) -> None:
     """Put a checkpoint's weights, latents and scales into a model that reads its weights the same way."""
     for name, linear in model.linears().items():
         linear.scale = state.get(name.removesuffix("weight") + "scale")

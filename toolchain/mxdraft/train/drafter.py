@@ -15,31 +15,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft.bundle import (
+from mxdraft.bundle import Bundle, BundleWriter
+from mxdraft.bundle.format import (
+    DRAFT_TARGET,
     F32,
     MXFP4T,
     MXINT8T,
-    TENSOR_ALIGNMENT,
-    Bundle,
-    Config,
     DraftConfig,
-    TensorEntry,
-    align,
+    TensorSpec,
     required_draft_tensors,
     tensor_nbytes,
 )
-from mxdraft.bundle.tiles import to_tiles
-from mxdraft.checkpoint import ModelConfig
+from mxdraft.checkpoint import Dimensions, ModelConfig
 from mxdraft.files import replacing
 from mxdraft.files.npz import reading_npz
 from mxdraft.mx import BLOCK, MXTensor
 
 
 @dataclass(frozen=True)
-class Drafter:
-    """``feature_layers``: behind how many of the target's layers it reads the residual stream; ``planes``
-    and ``norms`` by name; ``draft_ids`` uint32, ascending; ``calibration``: inverse temperature and odds of
-    each draft depth; ``source_sha256``: of the weights whose trained base plane it drafts for."""
+class TrainedDrafter:
+    """What training leaves of a drafter.
+
+    ``feature_layers``: the layers of the target after which it reads the residual stream; ``planes`` and
+    ``norms`` by name; ``draft_ids`` uint32, ascending; ``calibration``: inverse temperature and odds of each
+    draft depth; ``source_sha256``: of the weights whose trained base plane it drafts for.
+    """
 
     feature_layers: tuple[int, ...]
     planes: dict[str, MXTensor]
@@ -49,12 +49,17 @@ class Drafter:
     source_sha256: str
     meta: dict[str, Any]  # recipe and results, for people and provenance
 
-    def tensors(self, config: Config | ModelConfig) -> Iterator[tuple[str, int, tuple[int, int]]]:
-        """Name, dtype and shape of its tensors in the order of storage."""
+    def tensors(self, config: Dimensions) -> Iterator[TensorSpec]:
+        """Name, data type and shape of its tensors in the order of storage."""
         return required_draft_tensors(config, len(self.feature_layers), len(self.draft_ids))
 
+    def values(self, name: str) -> MXTensor | NDArray[Any]:
+        """What a tensor holds."""
+        stored: dict[str, Any] = {**self.planes, **self.norms, "draft_ids": self.draft_ids}
+        return stored[name]
 
-def save_drafter(path: Path, drafter: Drafter) -> None:
+
+def save_drafter(path: Path, drafter: TrainedDrafter) -> None:
     """Write the file, whole or not at all; equal drafters give equal bytes."""
     arrays: dict[str, NDArray[Any]] = {"draft_ids": drafter.draft_ids, **drafter.norms}
     for name, plane in drafter.planes.items():
@@ -70,7 +75,7 @@ def save_drafter(path: Path, drafter: Drafter) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def load_drafter(path: Path, config: ModelConfig) -> Drafter:
+def load_drafter(path: Path, config: ModelConfig) -> TrainedDrafter:
     """Read a file of ``save_drafter`` that shall fit a target of ``config``. Raises RefusedError."""
     with reading_npz(path, "drafter of such a model") as arrays:
         header = json.loads(arrays["header"].tobytes())
@@ -87,27 +92,22 @@ def load_drafter(path: Path, config: ModelConfig) -> Drafter:
             elif dtype == F32:
                 _check_array(name, arrays[name], np.float32, (columns,))
                 norms[name] = arrays[name]
-        return Drafter(layers, planes, norms, ids, calibration, header["source_sha256"], header["meta"])
+        return TrainedDrafter(
+            layers, planes, norms, ids, calibration, header["source_sha256"], header["meta"]
+        )
 
 
-def draft_sections(
-    drafter: Drafter, config: Config, weights_section: int, target_crcs: tuple[int, int, int]
-) -> Iterator[tuple[str, list[bytes]]]:
-    """The drafter's sections of a bundle, in order: name and bytes. ``weights_section``: the number that
-    ``draft.weights`` will have in the section table; ``target_crcs``: of ``bundle.DRAFT_TARGET``."""
-    draft = DraftConfig(drafter.feature_layers, len(drafter.draft_ids), drafter.calibration, target_crcs)
-    yield "draft.config", [draft.pack(config)]
-    directory, weights, end = [], [], 0
-    for name, dtype, (rows, columns) in drafter.tensors(config):
-        offset, length = align(end, TENSOR_ALIGNMENT), tensor_nbytes(dtype, rows, columns)
-        directory.append(TensorEntry(name, dtype, weights_section, rows, columns, offset, length).pack())
-        weights += [bytes(offset - end), _tensor_bytes(drafter, name)]
-        end = offset + length
-    yield "draft.tensors", directory
-    yield "draft.weights", weights
+def add_drafter(writer: BundleWriter, drafter: TrainedDrafter, config: Dimensions) -> None:
+    """Append a drafter's sections to a bundle that already has those of its target (``DRAFT_TARGET``)."""
+    shared, base, tokenizer = (writer.sections[name].crc for name in DRAFT_TARGET)
+    crcs = (shared, base, tokenizer)
+    draft = DraftConfig(drafter.feature_layers, len(drafter.draft_ids), drafter.calibration, crcs)
+    writer.add("draft.config", [draft.pack(config)])
+    tensors = {"draft.weights": drafter.tensors(config)}
+    writer.add_tensors("draft.tensors", tensors, lambda _, entry: drafter.values(entry.name))
 
 
-def draft_cost(drafter: Drafter, bundle: Bundle) -> float:
+def draft_cost(drafter: TrainedDrafter, bundle: Bundle) -> float:
     """Bytes that a draft step reads, as share of those of a step of the target in base precision: drafter and
     head rows of the draft vocabulary against base plane and head, each at its size in the bundle."""
     config = bundle.config
@@ -115,14 +115,6 @@ def draft_cost(drafter: Drafter, bundle: Bundle) -> float:
     rows = tensor_nbytes(MXINT8T, len(drafter.draft_ids), config.hidden)
     head = tensor_nbytes(MXINT8T, config.vocab, config.hidden)
     return (own + rows) / (bundle.sections["target.base"].length + head)
-
-
-def _tensor_bytes(drafter: Drafter, name: str) -> bytes:
-    if name in drafter.planes:
-        return to_tiles(drafter.planes[name]).tobytes()
-    if name in drafter.norms:
-        return drafter.norms[name].astype("<f4").tobytes()
-    return drafter.draft_ids.astype("<u4").tobytes()
 
 
 def _check_array(name: str, array: NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mxdraft import mx
 from mxdraft.checkpoint import ModelConfig
 from mxdraft.checkpoint.reference import rope_tables
+from mxdraft.train.delta import TrainedBase
 from mxdraft.train.fakequant import MXLinear, fake_quant_activations
 
 Quantizer = Callable[[Tensor], Tensor]
@@ -123,7 +124,7 @@ class Llama(nn.Module):
         self.config = config = weights.config
         self.quantize: Quantizer = fake_quant_activations if int8_activations else _identity
         self.model = Decoder(config)
-        tables = rope_tables(config.head_dim, config.rope_theta, config.max_positions)
+        tables = rope_tables(config, config.max_positions)
         for name, table in zip(("cos", "sin"), tables, strict=True):
             self.register_buffer(name, torch.from_numpy(table), persistent=False)
         embedding = _through_mxint8(weights, "model.embed_tokens.weight")
@@ -164,6 +165,12 @@ class Llama(nn.Module):
 
     def norms(self) -> dict[str, nn.Parameter]:
         return {f"{name}.weight": m.weight for name, m in self.named_modules() if isinstance(m, RMSNorm)}
+
+    def trained_base(self, meta: dict[str, Any]) -> TrainedBase:
+        """The MXFP4 planes and norms, as ``write_delta`` takes them."""
+        planes = {name: linear.mx() for name, linear in self.linears().items()}
+        norms = {name: norm.detach().float().cpu().numpy() for name, norm in self.norms().items()}
+        return TrainedBase(planes, norms, meta)
 
 
 def _chain_mask(length: int, steps: int, device: torch.device) -> Tensor:

@@ -64,7 +64,6 @@ class DraftRecipe(Schedule):
     """Training of a drafter. ``lr`` and ``norm_lr`` are absolute, ``quantized_lr`` is in
     grid units."""
 
-    architecture: Literal["fused", "block"]  # the runtime has ``fused`` (drafter.py)
     target: Literal["base", "full"]  # the precision whose streams are read and whose words are foreseen
     target_lr: float  # in grid units, of a base plane that trains along (cotrain.py); 0: it is frozen
     draft_weight: float  # of the drafter's loss in that base plane's, beside its divergence from the teacher

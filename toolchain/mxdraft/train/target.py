@@ -16,7 +16,6 @@ from mxdraft.errors import UsageError
 from mxdraft.train.corpus import repetition
 from mxdraft.train.data import Teacher, epoch_order, read_windows
 from mxdraft.train.delta import TrainedBase, write_delta
-from mxdraft.train.export import trained_base
 from mxdraft.train.fakequant import MXLinear, round_e2m1
 from mxdraft.train.loss import Quality, distillation_loss, measure_quality
 from mxdraft.train.model import Llama
@@ -113,7 +112,7 @@ class Trainer(Run):
         """What the student has become, with the recipe, the steps taken and the quality on the held-out
         windows."""
         meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": asdict(self.evaluate())}
-        return trained_base(self.student, meta)
+        return self.student.trained_base(meta)
 
     def linears(self) -> list[MXLinear]:
         return list(self.student.linears().values())

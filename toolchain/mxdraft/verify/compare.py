@@ -6,7 +6,6 @@ docs/verification.md says what is compared, why bits may differ here, and where 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from mxdraft import __version__
 from mxdraft.errors import RefusedError
 from mxdraft.export import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, OnnxRunner, Precision
+from mxdraft.files import file_sha256
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 
@@ -165,8 +165,7 @@ def packed_precisions(provenance: str, directory: Path) -> list[Precision]:
         raise RefusedError("the bundle's provenance does not tell its ONNX files; pack it again") from error
     for name, digest in expected.items():
         try:
-            with (directory / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = file_sha256(directory / name)
         except OSError as error:
             raise RefusedError(
                 f"{directory / name}: {error.strerror}; give its directory with --onnx"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,6 +10,7 @@ from string import Template
 
 from mxdraft import __version__
 from mxdraft.errors import CapacityError, NumericError, RefusedError
+from mxdraft.files import file_sha256
 from mxdraft.runtime import Engine, Model, Plan, Sequence
 from mxdraft.runtime.engine import Precision
 from mxdraft.ship.build import architecture, build
@@ -113,5 +113,4 @@ def _digest(content: Path | bytes) -> tuple[str, int]:
     """SHA-256 and size."""
     if isinstance(content, bytes):
         return hashlib.sha256(content).hexdigest(), len(content)
-    with content.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
+    return file_sha256(content), content.stat().st_size
