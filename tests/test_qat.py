@@ -19,6 +19,7 @@ from mxdraft import mx  # noqa: E402
 from mxdraft.checkpoint import Checkpoint, ModelConfig, TokenizerSpec, expected_tensors  # noqa: E402
 from mxdraft.cli import cli  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
+from mxdraft.measure.quality import Quality, log_softmax  # noqa: E402
 from mxdraft.measure.sensitivity import by_kind, by_layer, groups, sensitivity  # noqa: E402
 from mxdraft.train.corpus import repetition  # noqa: E402
 from mxdraft.train.data import read_windows  # noqa: E402
@@ -128,6 +129,23 @@ def test_quality_of_the_teacher_itself_is_perfect() -> None:
     assert (quality.kl, quality.agreement) == (0, 1)
     assert quality.perplexity == quality.teacher_perplexity == pytest.approx(float(nll.exp()), rel=1e-5)
     assert measure_quality(-hidden, hidden, head, tokens).kl > 0.1
+
+
+def test_quality_is_the_one_that_numpy_measures() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(2, 5, 8, generator=generator) for _ in range(2))
+    head, own = (torch.randn(20, 8, generator=generator) for _ in range(2))
+    tokens = torch.randint(0, 20, (2, 5), generator=generator)
+    wanted = Quality(), Quality()
+    for s, t, ids in zip(student, teacher, tokens.numpy(), strict=True):
+        p, q = (log_softmax((h @ w.T).numpy()) for h, w in ((t, head), (s, own)))
+        wanted[0].add(p, q, ids[1:])
+        wanted[1].add(p, p, ids[1:])
+    found = measure_quality(student, teacher, head, tokens, own)
+    assert found.kl == pytest.approx(wanted[0].kl, rel=1e-5)
+    assert found.agreement == wanted[0].agreement
+    assert found.perplexity == pytest.approx(wanted[0].report()["perplexity"], rel=1e-5)
+    assert found.teacher_perplexity == pytest.approx(wanted[1].report()["perplexity"], rel=1e-5)
 
 
 def test_compensation_beats_rounding_on_correlated_inputs() -> None:

@@ -68,7 +68,8 @@ def _verify_full(
     json_path: Path | None,
     options: EngineOptions,
 ) -> None:
-    from mxdraft.verify.compare import compare, packed_precisions, report, report_html
+    from mxdraft.verify.compare import packed_precisions, verify_precision
+    from mxdraft.verify.report import verification_page, verification_report
 
     results = []
     with Model(bundle) as model:
@@ -76,10 +77,10 @@ def _verify_full(
         for precision in packed if options["precision"] == "auto" else [options["precision"]]:
             chosen: EngineOptions = {**options, "precision": precision}
             with open_engine(model, chosen, max_rows=chunk) as engine:
-                results.append(compare(engine, onnx, quick, note))
+                results.append(verify_precision(engine, onnx, quick, note))
             emit(f"{results[-1].summary()}\n".encode())
-    content = report(results, bundle, onnx)
-    for path, text in ((html, report_html(content)), (json_path, json.dumps(content, indent=1))):
+    content = verification_report(results, bundle, onnx)
+    for path, text in ((html, verification_page(content)), (json_path, json.dumps(content, indent=1))):
         if path is not None:
             with replacing(path) as file:
                 file.write(text.encode("utf-8"))

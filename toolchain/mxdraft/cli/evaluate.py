@@ -68,7 +68,7 @@ def quality(
     from mxdraft.checkpoint import load_checkpoint
     from mxdraft.checkpoint.fetch import fetch
     from mxdraft.checkpoint.reference import Teacher
-    from mxdraft.measure.quality import Forward, compare
+    from mxdraft.measure.quality import Forward, score_windows
 
     for precision in precisions:
         if precision not in get_args(Precision) or precision == "auto":
@@ -98,8 +98,8 @@ def quality(
             return forward
 
         students: dict[str, Forward] = {precision: student(precision) for precision in precisions}
-        for sums in compare(Teacher(checkpoint).logits, students, ids, ctx):
-            progress = ", ".join(f"{name} KL {q.report()['kl']:.4f}" for name, q in sums.items())
+        for sums in score_windows(Teacher(checkpoint).logits, students, ids, ctx):
+            progress = ", ".join(f"{name} KL {q.kl:.4f}" for name, q in sums.items())
             note(f"{sums['teacher'].positions}/{len(ids)} tokens: {progress}")
     results = {name: q.report() for name, q in sums.items()}
     emit(f"{'':<10}{'KL':>9}{'agreement':>12}{'perplexity':>12}\n".encode())

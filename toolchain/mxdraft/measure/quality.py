@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
 LogProbabilities = NDArray[np.float64]
-Forward = Callable[[NDArray[np.int64]], Logits]
+Tokens = NDArray[np.int64]
+Forward = Callable[[Tokens], Logits]
 
 
 @dataclass
 class Quality:
-    """Sums over scored positions; ``kl`` in nat, of the student from the teacher."""
+    """How far a student is from its teacher: sums over scored positions."""
 
     kl_sum: float = 0.0
     agreements: int = 0
@@ -23,26 +24,41 @@ class Quality:
     nll_sum: float = 0.0
     predictions: int = 0
 
-    def add(self, p: LogProbabilities, q: LogProbabilities, targets: NDArray[np.int64]) -> None:
-        """Score one window: log probabilities [n, vocab] of teacher and student, and the n−1 tokens that
-        really followed."""
+    @property
+    def kl(self) -> float:
+        """Mean KL(teacher ‖ student) in nat."""
+        return self.kl_sum / self.positions
+
+    @property
+    def agreement(self) -> float:
+        """Share of positions where both find the same token the likeliest."""
+        return self.agreements / self.positions
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood, in nat, that the student gives the tokens that followed."""
+        return self.nll_sum / self.predictions
+
+    def add(self, p: LogProbabilities, q: LogProbabilities, targets: Sequence[int] | Tokens = ()) -> None:
+        """Score one window: log-probabilities [n, vocab] of teacher and student, and the tokens that followed
+        the first positions."""
         self.kl_sum += float((np.exp(p) * (p - q)).sum())
         self.agreements += int((p.argmax(axis=1) == q.argmax(axis=1)).sum())
         self.positions += len(p)
-        self.nll_sum -= float(q[np.arange(len(targets)), targets].sum())
+        self.nll_sum -= float(q[np.arange(len(targets)), np.asarray(targets, np.int64)].sum())
         self.predictions += len(targets)
 
     def report(self) -> dict[str, float]:
         return {
-            "kl": self.kl_sum / self.positions,
-            "agreement": self.agreements / self.positions,
-            "perplexity": float(np.exp(self.nll_sum / self.predictions)),
+            "kl": self.kl,
+            "agreement": self.agreement,
+            "perplexity": float(np.exp(self.nll)),
             "positions": self.positions,
         }
 
 
-def compare(
-    teacher: Forward, students: Mapping[str, Forward], tokens: NDArray[np.int64], ctx: int
+def score_windows(
+    teacher: Forward, students: Mapping[str, Forward], tokens: Tokens, ctx: int
 ) -> Iterator[dict[str, Quality]]:
     """Run teacher and students over windows of ``ctx`` tokens, each from an empty cache.
 
@@ -60,7 +76,7 @@ def compare(
 
 
 def log_softmax(logits: Logits) -> LogProbabilities:
-    """Log probabilities of logits [n, vocab], in binary64."""
+    """Log-probabilities of logits [n, vocab], in binary64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     normalized: LogProbabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return normalized

@@ -11,7 +11,7 @@ from torch import Tensor
 from mxdraft import mx
 from mxdraft.bundle.format import MXFP4T, MXINT8T, tensor_nbytes
 from mxdraft.checkpoint import Checkpoint, expected_tensors
-from mxdraft.train.loss import Quality, measure_quality
+from mxdraft.train.loss import StudentQuality, measure_quality
 from mxdraft.train.model import Llama
 from mxdraft.train.start import Start, start_quantized
 
@@ -23,7 +23,7 @@ class Sensitivity:
     group: str
     mxfp4_bytes: int  # in a bundle
     mxint8_bytes: int
-    quality: Quality
+    quality: StudentQuality
 
     @property
     def kl_per_mib(self) -> float:

@@ -44,11 +44,11 @@ def distillation_loss(student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Quality:
-    """How far a student is from its teacher on some text."""
+class StudentQuality:
+    """How far a student is from its teacher on some text: ``mxdraft.measure.quality``, in torch."""
 
     kl: float  # mean KL(teacher ‖ student), nat
-    agreement: float  # share of positions whose most likely token is the same
+    agreement: float  # share of positions whose likeliest token is the same
     perplexity: float  # of the student
     teacher_perplexity: float
 
@@ -56,7 +56,7 @@ class Quality:
 @torch.no_grad()
 def measure_quality(
     student: Tensor, teacher: Tensor, head: Tensor, tokens: Tensor, student_head: Tensor | None = None
-) -> Quality:
+) -> StudentQuality:
     """Compare final hidden states [B, T, hidden] over int64 tokens [B, T]; both are read by ``head`` [vocab,
     hidden], unless the student has its own.
 
@@ -72,4 +72,4 @@ def measure_quality(
         teacher_nll -= float(wanted[:-1].gather(-1, ids[1:, None]).sum())
     positions, predicted = tokens.numel(), tokens[:, 1:].numel()
     mean = torch.tensor([nll, teacher_nll], dtype=torch.float64).div(predicted).exp().tolist()
-    return Quality(kl / positions, agreement / positions, mean[0], mean[1])
+    return StudentQuality(kl / positions, agreement / positions, mean[0], mean[1])

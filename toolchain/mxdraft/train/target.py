@@ -17,7 +17,7 @@ from mxdraft.train.corpus import repetition
 from mxdraft.train.data import Teacher, epoch_order, read_windows
 from mxdraft.train.delta import TrainedBase, write_delta
 from mxdraft.train.fakequant import MXLinear, round_e2m1
-from mxdraft.train.loss import Quality, distillation_loss, measure_quality
+from mxdraft.train.loss import StudentQuality, distillation_loss, measure_quality
 from mxdraft.train.model import Llama
 from mxdraft.train.recipe import Recipe, read_recipe
 from mxdraft.train.run import Run
@@ -101,7 +101,7 @@ class Trainer(Run):
         return float(loss), norm
 
     @torch.no_grad()
-    def evaluate(self) -> Quality:
+    def evaluate(self) -> StudentQuality:
         """Student against teacher on the windows held out."""
         tokens = torch.from_numpy(self.windows[self.held_out]).to(self.device)
         wanted = self.teacher.hidden(self.held_out).to(self.device)

@@ -1,23 +1,15 @@
-"""Stock onnxruntime on the exported graphs against the runtime on the bundle packed from them.
-
-docs/verification.md says what is compared, why bits may differ here, and where the bounds come from.
-"""
+"""What both compute: golden vectors, logits on a text, greedy continuations."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft import __version__
 from mxdraft.errors import RefusedError
 from mxdraft.export import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, OnnxRunner, Precision
 from mxdraft.files import file_sha256
@@ -62,7 +54,7 @@ down the chalk and looked out at the mud, where a red boat lay on its side and w
 
 
 @dataclass(frozen=True)
-class Difference:
+class Parting:
     """Where two greedy continuations part. ``position`` counts generated tokens from 0; ``margin``: the
     runtime's logit of its own token less that of the other's, ``bound``: the most that rounding explains."""
 
@@ -82,7 +74,7 @@ class Continuation:
     onnx: list[int]
     runtime_text: list[str]
     onnx_text: list[str]
-    difference: Difference | None
+    difference: Parting | None
 
 
 @dataclass(frozen=True)
@@ -175,8 +167,8 @@ def packed_precisions(provenance: str, directory: Path) -> list[Precision]:
     return precisions
 
 
-def compare(engine: Engine, directory: Path, quick: bool, note: Callable[[str], None]) -> Result:
-    """Verify the engine's precision against its graph in ``directory``; ``note`` gets lines of progress.
+def verify_precision(engine: Engine, directory: Path, quick: bool, note: Callable[[str], None]) -> Result:
+    """Compare the engine's precision with its graph in ``directory``; ``note`` gets lines of progress.
 
     ``quick`` leaves the graph's weights packed, which is small but slow, and runs fewer prompts and tokens.
     """
@@ -215,7 +207,7 @@ def _continue(engine: Engine, runner: OnnxRunner, prompt: str, count: int) -> Co
             logits = timeline.logits(ids + runtime[:parted])[-1]
         margin = float(logits[runtime[parted]] - logits[onnx[parted]])
         bound = MARGIN_BOUND[engine.plan.precision] * float(logits.std())
-        difference = Difference(parted, runtime[parted], onnx[parted], margin, bound)
+        difference = Parting(parted, runtime[parted], onnx[parted], margin, bound)
     return Continuation(
         prompt, runtime, onnx, _split(model, runtime, parted), _split(model, onnx, parted), difference
     )
@@ -264,99 +256,3 @@ def _centred_rms(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.f
 
 def _text(model: Model, ids: Sequence[int]) -> str:
     return model.decode(ids).decode("utf-8", "replace")
-
-
-# ---- report ----
-
-
-def report(results: Sequence[Result], bundle: str, directory: Path) -> dict[str, Any]:
-    """Everything found, as what ``json`` can write."""
-    return {
-        "bundle": bundle,
-        "onnx": str(directory),
-        "versions": {"mxdraft": __version__, "onnxruntime": version("onnxruntime")},
-        "bounds": {"margin": MARGIN_BOUND, "rms": RMS_BOUND},
-        "faults": [fault for result in results for fault in result.faults()],
-        "results": [dataclasses.asdict(result) for result in results],
-    }
-
-
-def report_html(content: dict[str, Any]) -> str:
-    """``report``'s content as one page that needs no other file."""
-    return jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_PAGE).render(content)
-
-
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>mxdraft verify: {{ bundle }}</title>
-<style>
-body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; vertical-align: top; padding: .3em .6em; border-bottom: 1px solid #ccc }
-td, code { overflow-wrap: anywhere; white-space: pre-wrap }
-mark { background: #fd9 }
-.bad { color: #b00 }
-svg { width: 100%; height: auto; background: #f7f7f7 }
-rect { fill: #37b }
-rect:hover { fill: #f80 }
-</style>
-<h1>{{ "Verified" if not faults else "Not verified" }}</h1>
-<p>Bundle <code>{{ bundle }}</code> against onnxruntime {{ versions.onnxruntime }} on the graphs in
-<code>{{ onnx }}</code>; mxdraft {{ versions.mxdraft }}.</p>
-{% for fault in faults %}
-<p class="bad">{{ fault }}</p>
-{% endfor %}
-{% for result in results %}
-{% set text = result.text %}
-<h2>{{ result.precision }}</h2>
-<p>Digest of the golden vectors: <code>{{ result.digest }}</code>
-{{ result.digest_fault or "as recorded in the bundle" }}</p>
-<h3>Logits on a given text</h3>
-<table>
-<tr><th>largest difference<td>{{ "%.4f"|format(text.max_abs) }}
-<tr><th>RMS difference, of a standard deviation<td>{{ "%.3f %%"|format(100 * text.rms) }}
-<tr><th>onnxruntime token by token against itself in one pass<td>{{ "%.3f %%"|format(100 * text.onnx_rms) }}
-<tr><th>same likeliest token<td>{{ "%.1f %%"|format(100 * text.agreement) }}
-<tr><th>largest margin where not, of a standard deviation<td>{{ "%.3f"|format(text.largest_margin) }}
-</table>
-{% set bound = bounds.rms[result.precision] %}
-{% set top = [2 * bound, text.rms_by_position|max]|max %}
-<p>RMS difference by position (0 to {{ "%.2f"|format(100 * top) }} %); dashed: the bound of all positions'
-RMS.</p>
-<svg viewBox="0 0 {{ 4 * text.tokens|length }} 160" role="img">
-{% for value in text.rms_by_position %}
-<rect x="{{ 4 * loop.index0 }}" y="{{ "%.2f"|format(160 - 160 * value / top) }}" width="3"
- height="{{ "%.2f"|format(160 * value / top) }}"><title>{{ loop.index0 }} {{ text.tokens[loop.index0] }}:
-{{ "%.3f %%"|format(100 * value) }}</title></rect>
-{% endfor %}
-{% set y = 160 - 160 * bound / top %}
-<path d="M0 {{ y }}H{{ 4 * text.tokens|length }}" stroke="#b00" stroke-dasharray="4"/>
-</svg>
-<table>
-<tr><th>position<th>after token<th>logit of<th>runtime<th>onnxruntime
-{% for error in text.largest %}
-<tr><td>{{ error.position }}<td>{{ error.token }}<td>{{ error.logit_of }}
-<td>{{ "%.4f"|format(error.runtime) }}<td>{{ "%.4f"|format(error.onnx) }}
-{% endfor %}
-</table>
-<h3>Greedy continuations</h3>
-<table>
-<tr><th>prompt<th>runtime, then onnxruntime from the first difference<th>first difference
-{% for c in result.continuations %}
-<tr><td>{{ c.prompt }}<td>{{ c.runtime_text[0] }}<mark>{{ c.runtime_text[1] }}</mark>{{ c.runtime_text[2] }}
-{%- if c.difference %}
-
-
-<mark>{{ c.onnx_text[1] }}</mark>{{ c.onnx_text[2] }}
-{%- endif %}
-
-<td>{% if c.difference %}token {{ c.difference.position }}: {{ c.difference.runtime_token }}, onnxruntime
-{{ c.difference.onnx_token }}; margin {{ "%.4f"|format(c.difference.margin) }}, bound
-{{ "%.4f"|format(c.difference.bound) }}{% else %}none in {{ c.runtime|length }} tokens{% endif %}
-{% endfor %}
-</table>
-{% endfor %}
-</html>
-"""

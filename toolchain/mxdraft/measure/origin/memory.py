@@ -18,7 +18,7 @@ from mxdraft.bundle import Bundle, BundleWriter
 from mxdraft.bundle.schedule import KV_BLOCK, Schedule, Weights
 from mxdraft.files import replacing
 from mxdraft.measure.origin.compute import having_read
-from mxdraft.measure.quality import log_softmax
+from mxdraft.measure.quality import Quality, log_softmax
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 from mxdraft.runtime.engine import KV, Precision
@@ -145,22 +145,20 @@ def _drafts(engine: Engine, sequence: Timeline, ids: list[int]) -> Iterator[tupl
 
 
 def _compared(found: _Reading, exact: _Reading, pieces: list[list[int]]) -> dict[str, Any]:
-    pairs = list(zip(exact.log_probabilities, found.log_probabilities, strict=True))
-    divergence = [float((np.exp(p) * (p - q)).sum(1).mean()) for p, q in pairs]
-    surprise = [
-        -q[np.arange(TAIL - 1), ids[1 - TAIL :]].mean()
-        for q, ids in zip(found.log_probabilities, pieces, strict=True)
-    ]
+    windows = []
+    for p, q, ids in zip(exact.log_probabilities, found.log_probabilities, pieces, strict=True):
+        windows.append(Quality())
+        windows[-1].add(p, q, ids[1 - TAIL :])
     drafted, accepted = found.drafts.sum(0).tolist()
     share, exact_share = (r.drafts[:, 1] / np.maximum(r.drafts[:, 0], 1) for r in (found, exact))
     difference = share - exact_share
     return {
         "bits_per_value": found.bits,
         "windows": len(pieces),
-        "kl": float(np.mean(divergence)),
-        "kl_by_window": divergence,
-        "agreement": float(np.mean([(p.argmax(1) == q.argmax(1)).mean() for p, q in pairs])),
-        "perplexity": float(np.exp(np.mean(surprise))),
+        "kl": float(np.mean([window.kl for window in windows])),
+        "kl_by_window": [window.kl for window in windows],
+        "agreement": float(np.mean([window.agreement for window in windows])),
+        "perplexity": float(np.exp(np.mean([window.nll for window in windows]))),
         "acceptance": accepted / drafted if drafted else None,
         "acceptance_less_f16": float(difference.mean()),
         "acceptance_error": float(difference.std(ddof=1) / np.sqrt(len(difference))),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mxdraft.bundle import Bundle
 from mxdraft.bundle.schedule import FRACTIONS, Schedule, Weights
 from mxdraft.measure import logistic
-from mxdraft.measure.quality import LogProbabilities, log_softmax
+from mxdraft.measure.quality import LogProbabilities, Quality, log_softmax
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as RuntimeSequence
 from mxdraft.runtime.engine import CoreRule, TokenRecord
@@ -180,8 +180,8 @@ def _logits(engine: Engine, document: NDArray[np.integer], rule: CoreRule | None
 def _score_all(
     engine: Engine, documents: Documents, wanted: Sequence[NDArray[np.float32]], rules: _Rules | None
 ) -> Outcome:
-    agreed = kl = 0.0
-    rows = asked = core = 0
+    quality = Quality()
+    asked = core = 0
     for number, document in enumerate(documents):
         decided: dict[int, bool] = {}
         rule = rules(number) if rules else None
@@ -195,13 +195,12 @@ def _score_all(
 
         got = log_softmax(_logits(engine, document, recording if rule else None))
         expected: LogProbabilities = wanted[number].astype(np.float64)
-        agreed += float((expected.argmax(axis=1) == got.argmax(axis=1)).sum())
-        kl += float((np.exp(expected) * (expected - got)).sum())
-        rows += len(document)
+        quality.add(expected, got)
         asked += len(decided)
         core += sum(decided.values())
+    rows = quality.positions
     due = (rows - asked) / rows if rules else 0.0
-    return Outcome(agreed / rows, kl / rows, core / rows, due)
+    return Outcome(quality.agreement, quality.kl, core / rows, due)
 
 
 def _rule(
