@@ -88,7 +88,7 @@ def test_loops_are_dropped() -> None:
 def test_damaged_files_are_refused(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.npz"
     path.write_bytes(whole.read_bytes()[:-100])
-    with pytest.raises(RefusedError, match=r"cut\.npz is no corpus"):
+    with pytest.raises(RefusedError, match=r"cut\.npz is not a corpus"):
         Corpus.load(path)
-    with pytest.raises(RefusedError, match="is no corpus"):
+    with pytest.raises(RefusedError, match="is not a corpus"):
         Corpus.load(tmp_path / "missing.npz")

@@ -392,10 +392,10 @@ def test_foreign_and_damaged_drafters_are_refused(
     save_drafter(path, trained.trained("1" * 64))
     with pytest.raises(RefusedError, match="was trained for weights"):
         export_drafter(load_drafter(path, target.config), folder)
-    with pytest.raises(RefusedError, match="no drafter of such a model"):
+    with pytest.raises(RefusedError, match="not a drafter for this model"):
         load_drafter(path, replace(target.config, hidden=192))
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(RefusedError, match="no drafter of such a model"):
+    with pytest.raises(RefusedError, match="not a drafter for this model"):
         load_drafter(path, target.config)
 
 

@@ -135,13 +135,13 @@ class Bundle:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Where the weights came from and what made the file. Raises RefusedError if it is no JSON object."""
+        """Where the weights came from and what made the file. Raises RefusedError if it is not a JSON object."""
         try:
             value = json.loads(self.section("provenance").tobytes())
         except (ValueError, RecursionError) as error:
             raise RefusedError(f"the bundle's provenance is not JSON: {error}") from error
         if not isinstance(value, dict):
-            raise RefusedError("the bundle's provenance is no JSON object")
+            raise RefusedError("the bundle's provenance is not a JSON object")
         return value
 
     def _required(self, name: str) -> Bytes:
@@ -266,7 +266,7 @@ def _read_draft_config(data: Bytes, config: Dimensions, target_crcs: tuple[int, 
     _check(1 <= features <= MAX_FEATURES, "DRAFT", f"the drafter reads {features} residual streams")
     used = layers[:features]
     in_order = all(a < b for a, b in pairwise([0, *used])) and used[-1] <= config.layers
-    _check(in_order and not any(layers[features:]), "DRAFT", f"the drafter reads behind layers {layers}")
+    _check(in_order and not any(layers[features:]), "DRAFT", f"the drafter reads after layers {layers}")
     vocab_ok = vocab % TILE_ROWS == 0 and TILE_ROWS <= vocab <= min(65536, config.vocab)
     _check(vocab_ok, "DRAFT", f"the drafter has {vocab} tokens to choose from")
     _check(1 <= depths <= MAX_DEPTHS, "DRAFT", f"the drafter is calibrated for {depths} depths")
@@ -296,7 +296,7 @@ def _read_tensor_directory(
         _check(entry.offset % TENSOR_ALIGNMENT == 0, "TENSOR", f"{where} is at {entry.offset}, unaligned")
         room = sections[entry.section].length
         _check(
-            entry.offset + entry.length <= room, "TENSOR", f"{where} ends behind its section's {room} bytes"
+            entry.offset + entry.length <= room, "TENSOR", f"{where} ends after its section's {room} bytes"
         )
         _check(not any(reserved), "HEADER", f"reserved bytes of {where} are not zero")
         entries.append(entry)

@@ -136,7 +136,7 @@ class Schedule:
         if not self.sinks <= KV_BLOCK:
             return f"sinks {self.sinks} is not in 0..{KV_BLOCK}"
         if not KV_BLOCK <= self.recent <= _MAX_RECENT or self.recent % KV_BLOCK:
-            return f"recent {self.recent} is no multiple of {KV_BLOCK} up to {_MAX_RECENT}"
+            return f"recent {self.recent} is not a multiple of {KV_BLOCK} up to {_MAX_RECENT}"
         if not self.monitored_layer < layers:
             return f"layer {self.monitored_layer} of {layers}"
         if list(self.thresholds) != sorted(self.thresholds, reverse=True):

@@ -77,7 +77,7 @@ def read_tokenizer(section: bytes, vocab: int) -> TokenizerSpec:
 
     _check_ids(special, vocab, "control tokens")
     _check_ids(eos, vocab, "end tokens")
-    _check(np.isin(eos, special).all(), "an end token is no control token")
+    _check(np.isin(eos, special).all(), "an end token is not a control token")
     _check(bos == NO_TOKEN or bos < vocab, f"bos is {bos} of {vocab}")
     lengths = np.diff(text_start.astype(np.int64))
     _check(text_start[0] == 0 and text_start[-1] == text_bytes, "bad token offsets")

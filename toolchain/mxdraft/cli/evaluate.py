@@ -23,7 +23,7 @@ from mxdraft.cli._options import (
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import write_json
-from mxdraft.measure.acceptance import Difference
+from mxdraft.measure.acceptance import MeanInterval
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import Draft, Precision
 
@@ -193,7 +193,7 @@ def speculation(
 ) -> None:
     """Speed of each drafter beside the first one, prompt by prompt in turns; all must write the same text."""
     from mxdraft.measure.acceptance import read_prompts
-    from mxdraft.measure.speculation import compare, report
+    from mxdraft.measure.speculation import generate_in_turns, speed_report
 
     for draft in drafts:
         if draft not in get_args(Draft):
@@ -207,13 +207,13 @@ def speculation(
         for draft, engine in engines.items():
             if draft != "off":
                 engine.measure_costs()
-        for run in compare(model, engines, chosen, limit, temperature=temp):
+        for run in generate_in_turns(model, engines, chosen, limit, temperature=temp):
             runs.append(run)
             speeds = ", ".join(f"{draft} {run.speed(draft):.1f}" for draft in engines)
             note(f"{len(runs)}/{len(chosen)} {run.prompt.task}: {run.tokens} tokens, tok/s: {speeds}")
     if not runs:
         raise RefusedError(f"{prompts}: no prompt of these tasks made more than one token")
-    results = report(runs, list(engines))
+    results = speed_report(runs, list(engines))
     emit(
         f"{'':<18}{'draft':<8}{'tok/s':>8}{'speedup':>9}{'total':>7}{'tok/step':>10}{'accepted':>10}\n".encode()
     )
@@ -270,7 +270,13 @@ def acceptance(
     import torch
 
     from mxdraft.bundle import Bundle
-    from mxdraft.measure.acceptance import differences, read_prompts, reliability, report, write_rollouts
+    from mxdraft.measure.acceptance import (
+        acceptance_report,
+        differences,
+        read_prompts,
+        reliability,
+        write_rollouts,
+    )
     from mxdraft.measure.draft_table import draft_tables, rollout_features
     from mxdraft.train.draft_model import restored
     from mxdraft.train.drafter import draft_cost, load_drafter
@@ -299,7 +305,7 @@ def acceptance(
         network = restored(drafter, target.config)
         tables = draft_tables(network, ids, drafter.calibration, features, rollouts, depth)
         calibrations[name] = reliability(rollouts, tables)
-        results[name] = report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
+        results[name] = acceptance_report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
         _emit_acceptance(name, results[name])
         if reference is None:
             reference = tables
@@ -430,7 +436,7 @@ def _emit_acceptance(drafter: str, by_group: dict[str, dict[str, dict[str, Any]]
             emit(f"{group:<18}{method:<9}{m['rollouts']:>6}{numbers}{best}\n".encode())
 
 
-def _emit_gains(drafter: str, reference: str, by_group: dict[str, dict[str, Difference]]) -> None:
+def _emit_gains(drafter: str, reference: str, by_group: dict[str, dict[str, MeanInterval]]) -> None:
     measures = list(next(iter(by_group.values())))
     heading = "".join(f"{measure.removesuffix('_everywhere'):>25}" for measure in measures)
     emit(f"{f'{drafter} - {reference}':<18}{heading}\n".encode())

@@ -1,4 +1,4 @@
-"""Reading .npz files that may be missing, damaged or something else."""
+"""Reads .npz files that may be missing, damaged or something else."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mxdraft.errors import RefusedError
 
 @contextmanager
 def reading_npz(path: Path, what: str) -> Iterator[dict[str, NDArray[Any]]]:
-    """The arrays of a file, which is ``what``, by name.
+    """Give the arrays of a file, which is ``what``, by name.
 
-    Raises RefusedError if it is no .npz, and for what the block raises because it is another one: ValueError,
-    KeyError, TypeError, AttributeError.
+    Raises RefusedError if it is not an .npz, and for what the block raises because it is another one:
+    ValueError, KeyError, TypeError, AttributeError.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -29,4 +29,4 @@ def reading_npz(path: Path, what: str) -> Iterator[dict[str, NDArray[Any]]]:
         *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError),
         *(zipfile.BadZipFile, zlib.error),
     ) as error:
-        raise RefusedError(f"{path} is no {what}: {error}") from error
+        raise RefusedError(f"{path} is not a {what}: {error}") from error

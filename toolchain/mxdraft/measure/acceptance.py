@@ -1,7 +1,7 @@
 """How many drafted tokens a target accepts, by chain decoding over text that it wrote itself.
 
 The runtime's text does not depend on drafting, so decoding with a drafter is replayed on finished rollouts:
-what a draft step would propose behind each prefix is a table, and a round accepts its leading proposals that
+what a draft step would propose after each prefix is a table, and a round accepts its leading proposals that
 equal the text. Drafting is a chain of K tokens a round; one more token comes from the target itself.
 """
 
@@ -22,7 +22,7 @@ from mxdraft.files import replacing
 from mxdraft.files.npz import reading_npz
 from mxdraft.measure import logistic
 from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as RuntimeSequence
+from mxdraft.runtime import Sequence as Timeline
 from mxdraft.train.corpus import repetition
 
 LOW_REPETITION = 0.15  # share of repeated 4-grams in an answer, below which it says something
@@ -31,7 +31,7 @@ _LANES = 8
 Tokens = NDArray[np.uint16]
 
 
-class Draft(NamedTuple):
+class Proposal(NamedTuple):
     """Proposed tokens, and how many draft steps they cost."""
 
     tokens: list[int]
@@ -48,8 +48,8 @@ class Table(NamedTuple):
     confidence: NDArray[np.float32]
 
 
-# What to draft, at most so many tokens, behind the first i tokens of a rollout.
-Propose = Callable[[int, int], Draft]
+# Given i and a limit, what to draft after the first i tokens of a rollout, at most ``limit`` tokens.
+Propose = Callable[[int, int], Proposal]
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class Rollout:
 
 
 def read_prompts(path: Path, per_task: int) -> list[Prompt]:
-    """The first turns of a Spec-Bench file (JSON lines with ``task`` and ``turns``), evenly spread, at most
-    ``per_task`` of a task (0: all). Raises RefusedError."""
+    """Read the first turns of a Spec-Bench file (JSON lines with ``task`` and ``turns``), evenly spread, at
+    most ``per_task`` for each task (0: all). Raises RefusedError."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         prompts = [Prompt(str(line["task"]), str(line["turns"][0])) for line in lines]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise RefusedError(f"{path} is no file of prompts: {error}") from error
+        raise RefusedError(f"{path} is not a file of prompts: {error}") from error
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
@@ -114,8 +114,8 @@ def write_rollouts(
     with Engine(model, ctx, 1, "base", max_seqs=_LANES) as engine:
         waiting = iter(fitting)
 
-        def begin(i: int) -> tuple[int, RuntimeSequence]:
-            sequence = RuntimeSequence(engine, temperature=temperature, seed=i, max_tokens=tokens)
+        def begin(i: int) -> tuple[int, Timeline]:
+            sequence = Timeline(engine, temperature=temperature, seed=i, max_tokens=tokens)
             sequence.prompt(chats[i])
             return i, sequence
 
@@ -165,7 +165,7 @@ def _load(path: Path, expected: Sequence[tuple[str, list[int], int]], temperatur
 @dataclass
 class Acceptance:
     """Sums over rounds; ``reached[j]``: rounds in which draft token j was looked at because those before it
-    were accepted, ``accepted[j]``: in which it was too."""
+    were accepted, ``accepted[j]``: rounds in which it was accepted too."""
 
     rounds: int = 0
     emitted: int = 0
@@ -206,65 +206,65 @@ class Acceptance:
 
 
 def from_table(table: Table, answer_start: int) -> Propose:
-    """Proposals of a drafter."""
+    """Propose what a drafter's ``table`` says."""
     rows: list[list[int]] = table.tokens.tolist()
-    return lambda place, most: Draft(rows[place - answer_start - 1][:most], most)
+    return lambda place, most: Proposal(rows[place - answer_start - 1][:most], most)
 
 
 def lookup(tokens: Tokens, longest: int = 3, shortest: int = 1) -> Propose:
-    """Proposals by prompt lookup: what followed the latest earlier occurrence of the last n tokens, n as
-    large as possible."""
+    """Propose by prompt lookup: what followed the latest earlier occurrence of the last n tokens, n as large
+    as possible from ``shortest`` to ``longest``."""
     text = tokens.tolist()
-    # For each n, the places behind which an n-gram ends, by n-gram, in order.
+    # By n-gram, the places where it ends, in order.
     ends: dict[tuple[int, ...], list[int]] = {}
     for place in range(len(text) + 1):
         for n in range(shortest, min(longest, place) + 1):
             ends.setdefault(tuple(text[place - n : place]), []).append(place)
 
-    def propose(place: int, most: int) -> Draft:
+    def propose(place: int, most: int) -> Proposal:
         for n in range(min(longest, place), shortest - 1, -1):
             earlier = [end for end in ends[tuple(text[place - n : place])] if end < place]
             if earlier:
-                return Draft(text[earlier[-1] : min(earlier[-1] + most, place)], 0)
-        return Draft([], 0)
+                return Proposal(text[earlier[-1] : min(earlier[-1] + most, place)], 0)
+        return Proposal([], 0)
 
     return propose
 
 
 def either(first: Propose, second: Propose) -> Propose:
-    """The first one's proposals where it has any, else the second one's."""
+    """Propose what ``first`` does where it proposes anything, else what ``second`` does."""
 
-    def propose(place: int, most: int) -> Draft:
+    def propose(place: int, most: int) -> Proposal:
         draft = first(place, most)
         return draft if draft.tokens else second(place, most)
 
     return propose
 
 
-# ---- report ----
+# ---- reports ----
 
 
 def groups(rollouts: Sequence[Rollout]) -> Iterator[tuple[str, list[int]]]:
-    """Name and members of what is reported apart: all, the low-repetition subset, each task."""
+    """Yield name and members of what is reported apart: all, the low-repetition subset, each task."""
     yield "all", list(range(len(rollouts)))
     yield "low repetition", [i for i, r in enumerate(rollouts) if r.repetition < LOW_REPETITION]
     for task in dict.fromkeys(r.task for r in rollouts):
         yield task, [i for i, r in enumerate(rollouts) if r.task == task]
 
 
-def report(
+def acceptance_report(
     rollouts: Sequence[Rollout],
     tables: Sequence[Table],
     depths: Sequence[int],
     cost: float,
 ) -> dict[str, dict[str, dict[str, object]]]:
-    """Acceptance by group and method (``drafter``, ``lookup``, ``union``: lookup of 2-grams and longer, else
-    the drafter).
+    """Report acceptance by group and method (``drafter``, ``lookup``, ``union``: lookup of 2-grams and
+    longer, else the drafter).
 
-    ``tables``: of the drafter, one a rollout; ``cost``: of a draft step, as share of a step
-    of the target. Each entry has rollouts, tau by depth, alpha by position at the largest depth,
-    ``alpha_everywhere`` (the first proposal, at every place of the text) and the best speed-up
-    tau / (1 + cost · draft steps a round) with its depth; lookup takes no draft steps.
+    ``tables``: of the drafter, one a rollout; ``cost``: of a draft step, as share of a step of the target.
+    Each entry has rollouts, tau by depth, alpha by position at the largest depth, ``alpha_everywhere`` (the
+    first proposal, at every place of the text) and the best speed-up tau / (1 + cost · draft steps a round)
+    with its depth; lookup takes no draft steps.
     """
     if not rollouts:
         raise UsageError("no rollouts: every prompt was left out")
@@ -315,7 +315,7 @@ def _measure(
     }
 
 
-class Difference(NamedTuple):
+class MeanInterval(NamedTuple):
     """A mean and its 95 % interval."""
 
     mean: float
@@ -329,13 +329,13 @@ def differences(
     reference: Sequence[Table],
     depths: Sequence[int],
     resamples: int = 4000,
-) -> dict[str, dict[str, Difference]]:
-    """What one drafter's ``tables`` gain over another's on the same rollouts, by group: ``alpha_everywhere``
-    and ``tau N`` as in ``report``. Intervals: bootstrap over rollouts, the same ones for both drafters.
-    """
+) -> dict[str, dict[str, MeanInterval]]:
+    """Say what one drafter's ``tables`` gain over those of ``reference`` on the same rollouts, by group:
+    ``alpha_everywhere`` and ``tau N`` as in ``acceptance_report``. Intervals: bootstrap over rollouts, the
+    same ones for both drafters."""
     both = [_counts(rollouts, drafter, depths) for drafter in (tables, reference)]
     generator = np.random.default_rng(0)
-    found: dict[str, dict[str, Difference]] = {}
+    found: dict[str, dict[str, MeanInterval]] = {}
     for group, members in groups(rollouts):
         if members:
             drawn = generator.choice(members, (resamples, len(members)))
@@ -349,7 +349,7 @@ def differences(
 def _counts(
     rollouts: Sequence[Rollout], tables: Sequence[Table], depths: Sequence[int]
 ) -> dict[str, NDArray[np.int64]]:
-    """Of each measure its numerator and denominator [rollouts, 2]."""
+    """Count numerator and denominator [rollouts, 2] of each measure."""
     counts: dict[str, list[tuple[int, int]]] = {}
     for rollout, table in zip(rollouts, tables, strict=True):
         text = rollout.tokens[rollout.answer_start + 1 :]
@@ -366,21 +366,21 @@ def _counts(
 
 def _difference(
     a: NDArray[np.int64], b: NDArray[np.int64], members: Sequence[int], drawn: NDArray[np.int64]
-) -> Difference:
+) -> MeanInterval:
     def ratio(counts: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.asarray(counts[..., 0] / np.maximum(counts[..., 1], 1))
 
     mean = float(ratio(a[members].sum(0)) - ratio(b[members].sum(0)))
     low, high = np.quantile(ratio(a[drawn].sum(1)) - ratio(b[drawn].sum(1)), (0.025, 0.975))
-    return Difference(mean, float(low), float(high))
+    return MeanInterval(mean, float(low), float(high))
 
 
 def reliability(
     rollouts: Sequence[Rollout], tables: Sequence[Table], bins: int = 10
 ) -> list[list[dict[str, float]]]:
-    """For each draft step, where all steps before it were right: proposals by confidence, in ``bins`` equal
-    ranges. Each has its mean ``confidence``, the share that was ``accepted``, and ``count``; empty ones are
-    left out."""
+    """Sort the proposals of each draft step, where all steps before it were right, by confidence into
+    ``bins`` equal ranges. Each has its mean ``confidence``, the share that was ``accepted``, and ``count``;
+    empty ones are left out."""
     depth = tables[0].tokens.shape[1]
     sure: list[list[float]] = [[] for _ in range(depth)]
     right: list[list[bool]] = [[] for _ in range(depth)]
@@ -402,7 +402,8 @@ def reliability(
 
 
 def noise(seed: int, position: int, ids: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """−log u of each token at a position (docs/arithmetic.md, "Sampling"): the least noise / weight wins."""
+    """Compute −log u of tokens ``ids`` at a position (docs/arithmetic.md, "Sampling"): the least noise /
+    weight wins."""
     with np.errstate(over="ignore"):
         h = _mix(
             _mix(_mix(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15)) + np.uint64(position + 1))

@@ -1,4 +1,4 @@
-"""What a drafter would propose behind every prefix of finished rollouts (mxdraft.measure.acceptance)."""
+"""What a drafter would propose after every prefix of finished rollouts (acceptance.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rollout_features(
     cache: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Features:
-    """The target's streams for every rollout, kept in ``cache``."""
+    """Compute the target's streams after ``layers`` for every rollout; they are kept in ``cache``."""
     features = Features(target, layers, [rollout.tokens for rollout in rollouts], cache)
     features.compute(progress)
     return features
@@ -39,7 +39,7 @@ def draft_tables(
     rollouts: Sequence[Rollout],
     depth: int,
 ) -> list[Table]:
-    """The table of each rollout.
+    """Make the table of each rollout.
 
     ``ids``: the draft vocabulary; ``calibration``: see mxdraft.train.drafter. A step is given the text itself
     up to its place, as it would be if all steps before it were accepted. For a sampled rollout it

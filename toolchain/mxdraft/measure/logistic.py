@@ -10,8 +10,8 @@ Bools = NDArray[np.bool_]
 
 
 def fit(features: Floats, outcome: Bools, ridge: float = 1e-3) -> Floats:
-    """Weights [features + 1] of the log-odds, the bias last, by Newton's method; ``ridge`` times their
-    squares is added to the mean loss, but for the bias."""
+    """Fit weights [features + 1] of the log-odds, the bias last, by Newton's method; ``ridge`` times the sum
+    of their squares, bias excepted, is added to the mean loss."""
     x = np.column_stack([features, np.ones(len(features))])
     penalty = np.full(x.shape[1], ridge * len(x))
     penalty[-1] = 0
@@ -32,7 +32,8 @@ def probability(log_odds: Floats) -> Floats:
 
 
 def auc(score: Floats, outcome: Bools) -> float:
-    """Probability that a positive scores above a negative; ties count half. NaN without both classes."""
+    """Return the probability that a positive scores above a negative; ties count half. NaN without both
+    classes."""
     positive, negative = int(outcome.sum()), int((~outcome).sum())
     if not positive or not negative:
         return float("nan")
@@ -42,18 +43,19 @@ def auc(score: Floats, outcome: Bools) -> float:
 
 
 def best_threshold(score: Floats, outcome: Bools) -> float:
-    """The threshold of the highest balanced accuracy: scores above it are called positive."""
+    """Find the threshold of the highest balanced accuracy: scores above it are called positive."""
     candidates = np.quantile(score, np.linspace(0, 1, 201))
     return float(max(candidates, key=lambda t: balanced_accuracy(score > t, outcome)))
 
 
 def balanced_accuracy(called: Bools, outcome: Bools) -> float:
-    """Mean of the shares of positives and of negatives that were called right."""
+    """Average the shares of positives and negatives that were called right."""
     return float((called[outcome].mean() + (~called[~outcome]).mean()) / 2)
 
 
 def reliability(chance: Floats, outcome: Bools, bins: int = 10) -> list[tuple[float, float, int]]:
-    """Mean predicted chance, share of positives and count of each bin of equal width that is not empty."""
+    """Return mean predicted chance, share of positives and count for each bin of equal width that is not
+    empty."""
     bin_of = np.minimum((chance * bins).astype(int), bins - 1)
     rows = [(chance[bin_of == b], outcome[bin_of == b]) for b in range(bins)]
     return [(float(p.mean()), float(y.mean()), len(p)) for p, y in rows if len(p)]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from mxdraft.bundle.schedule import FRACTIONS, Schedule
 from mxdraft.files import replacing
-from mxdraft.measure.origin.precision import Trace
+from mxdraft.measure.origin.precision import FlipTrace
 
 _FEWEST = 10  # proposals that make a point of the reliability diagram
 Results = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
@@ -18,9 +18,9 @@ Reliability = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 
 
 def plot_acceptance(results: Results, calibrations: Reliability, path: Path) -> None:
-    """Tokens a round by draft length, acceptance by task, and the reliability diagram, of what ``report`` and
-    ``reliability`` of acceptance.py found for each drafter; the suffix of ``path`` says in which format.
-    """
+    """Draw tokens a round by draft length, acceptance by task, and the reliability diagram, from what
+    ``acceptance_report`` and ``reliability`` of acceptance.py found for each drafter; the suffix of ``path``
+    says in which format."""
     figure = Figure(figsize=(16, 4.5), layout="constrained")
     by_length, by_task, diagram = figure.subplots(1, 3)
     for drafter, by_group in results.items():
@@ -57,8 +57,8 @@ def plot_acceptance(results: Results, calibrations: Reliability, path: Path) -> 
 
 
 def plot_sensitivity(found: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Divergence of each group of weights, and what 8 bits for it would spare by their cost; ``found``: rows
-    of ``mxdraft evaluate sensitivity``."""
+    """Draw the divergence of each group of weights, and what 8 bits for it would spare by their cost;
+    ``found``: rows of ``mxdraft evaluate sensitivity``."""
     figure = Figure(figsize=(12, 1.5 + 0.22 * len(found)), layout="constrained")
     for axes, key, label in zip(
         figure.subplots(1, 2, sharey=True),
@@ -74,14 +74,14 @@ def plot_sensitivity(found: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """In the format that the suffix of ``path`` names."""
+    """Write the figure in the format that the suffix of ``path`` names."""
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
 
 
-def plot_calibration(schedule: Schedule, found: Mapping[str, Any], trace: Trace, path: Path) -> None:
-    """The reliability of the fit on held-out rows, and how scores of rows that flip and that don't lie beside
-    the thresholds."""
+def plot_calibration(schedule: Schedule, found: Mapping[str, Any], trace: FlipTrace, path: Path) -> None:
+    """Draw the reliability of the fit on held-out rows, and where the scores of rows that flip and of rows
+    that don't lie between the thresholds."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     diagram, histogram = figure.subplots(1, 2)
     diagram.plot([0, 1], [0, 1], "k:", linewidth=1)
@@ -102,7 +102,7 @@ def plot_calibration(schedule: Schedule, found: Mapping[str, Any], trace: Trace,
 
 
 def plot_origin(results: Mapping[str, Any], path: Path) -> None:
-    """Agreement with full precision by the bytes that it costs, for each rule and its controls."""
+    """Draw agreement with full precision by the bytes that it costs, for each rule and its controls."""
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
     precision = results["precision"]

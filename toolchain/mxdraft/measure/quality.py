@@ -1,4 +1,4 @@
-"""How close a bundle is to its teacher: KL divergence, top-1 agreement, perplexity."""
+"""How close a student is to its teacher: KL divergence, top-1 agreement, perplexity."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def score_windows(
 
 
 def log_softmax(logits: Logits) -> LogProbabilities:
-    """Log-probabilities of logits [n, vocab], in binary64."""
+    """Return log-probabilities of logits [n, vocab], in binary64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     normalized: LogProbabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return normalized

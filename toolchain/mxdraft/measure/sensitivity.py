@@ -18,7 +18,7 @@ from mxdraft.train.start import Start, start_quantized
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Of a group of weights, read through MXFP4 while all others are as in the teacher."""
+    """What a group of weights costs when it is read through MXFP4 and all others are as in the teacher."""
 
     group: str
     mxfp4_bytes: int  # in a bundle
@@ -32,8 +32,8 @@ class Sensitivity:
 
 
 def groups(checkpoint: Checkpoint, groupings: Sequence[Callable[[str], str]]) -> dict[str, list[str]]:
-    """Weights by group: the linear layers as each of ``groupings`` calls them, all of them, and embedding and
-    head, which a model may have in one tensor but reads apart."""
+    """List weights by group: the linear layers as each of ``groupings`` calls them, all of them, and
+    embedding and head, which a model may have in one tensor but reads apart."""
     found: dict[str, list[str]] = {}
     linears = [
         name
@@ -52,7 +52,7 @@ def groups(checkpoint: Checkpoint, groupings: Sequence[Callable[[str], str]]) ->
 def sensitivity(
     checkpoint: Checkpoint, tokens: Tensor, start: Start, groups: dict[str, list[str]]
 ) -> Iterator[Sensitivity]:
-    """What each of ``groups`` loses on ``tokens`` [B, T].
+    """Measure what each of ``groups`` loses on ``tokens`` [B, T].
 
     The layers' weights are rounded, or compensated for these tokens (``start``); embedding and head, which
     the teacher has in MXINT8, are rounded. Activations stay f32.
@@ -79,12 +79,12 @@ def sensitivity(
 
 
 def by_layer(name: str) -> str:
-    """``layers.3`` of ``model.layers.3.mlp.up_proj.weight``."""
+    """Return ``layers.3`` for ``model.layers.3.mlp.up_proj.weight``."""
     return ".".join(name.split(".")[1:3])
 
 
 def by_kind(name: str) -> str:
-    """``mlp.up_proj`` of ``model.layers.3.mlp.up_proj.weight``."""
+    """Return ``mlp.up_proj`` for ``model.layers.3.mlp.up_proj.weight``."""
     return ".".join(name.split(".")[3:-1])
 
 

@@ -18,7 +18,7 @@ from mxdraft.train.corpus import repetition
 
 
 @dataclass
-class Run:
+class PromptRun:
     """One prompt through every drafter: statistics by drafter, and how much of the text repeats itself."""
 
     prompt: Prompt
@@ -30,9 +30,9 @@ class Run:
         return float(self.stats[draft]["decode_tok_per_s"])
 
 
-def compare(
+def generate_in_turns(
     model: Model, engines: dict[Draft, Engine], prompts: Iterable[Prompt], tokens: int, **sampling: Any
-) -> Iterator[Run]:
+) -> Iterator[PromptRun]:
     """Generate up to ``tokens`` tokens for each prompt with each engine, each time beginning with another.
 
     Raises NumericError if a drafter changes the output: that must not happen.
@@ -40,7 +40,7 @@ def compare(
     order = list(engines)
     for index, prompt in enumerate(prompts):
         ids = model.chat([("user", prompt.text)])
-        run: Run | None = None
+        run: PromptRun | None = None
         expected: list[int] = []
         for draft in order[index % len(order) :] + order[: index % len(order)]:
             with Timeline(engines[draft], max_tokens=tokens, **sampling) as sequence:
@@ -48,7 +48,8 @@ def compare(
                     pass
                 generated = sequence.tokens[len(ids) :]
                 if run is None:
-                    expected, run = generated, Run(prompt, len(generated), repetition(np.array(generated)))
+                    expected = generated
+                    run = PromptRun(prompt, len(generated), repetition(np.array(generated)))
                 if generated != expected:
                     raise NumericError(f"--draft {draft} changed the output of {prompt.text!r}")
                 run.stats[draft] = sequence.stats
@@ -57,9 +58,9 @@ def compare(
             yield run
 
 
-def summary(runs: Sequence[Run], drafts: Sequence[Draft]) -> dict[str, Any]:
-    """By drafter: median tok/s, its ratio to the first drafter's (median over prompts, and of total times),
-    tokens a step, share of drafted tokens accepted, share of the time spent drafting."""
+def summary(runs: Sequence[PromptRun], drafts: Sequence[Draft]) -> dict[str, Any]:
+    """Summarize by drafter: median tok/s, its ratio to the first drafter's (median over prompts, and of total
+    times), tokens a step, share of drafted tokens accepted, share of the time spent drafting."""
     result: dict[str, Any] = {"prompts": len(runs)}
     for draft in drafts:
         stats = [run.stats[draft] for run in runs]
@@ -77,8 +78,8 @@ def summary(runs: Sequence[Run], drafts: Sequence[Draft]) -> dict[str, Any]:
     return result
 
 
-def report(runs: Sequence[Run], drafts: Sequence[Draft]) -> dict[str, Any]:
-    """Summaries of all runs, of those that hardly repeat themselves, and by task."""
+def speed_report(runs: Sequence[PromptRun], drafts: Sequence[Draft]) -> dict[str, Any]:
+    """Summarize all runs, those that hardly repeat themselves, and each task."""
     groups = {"all": list(runs), "low repetition": [r for r in runs if r.repetition < LOW_REPETITION]}
     for task in dict.fromkeys(run.prompt.task for run in runs):
         groups[task] = [run for run in runs if run.prompt.task == task]

@@ -20,7 +20,7 @@ OUTPUTS = {"cli": "mxdraft", "library": "libmxdraft.so"}
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSettings:
     """How a board runs a bundle. Bytes are MiB. ``threads`` 0: what the board offers."""
 
     memory_mib: int
@@ -33,7 +33,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Service:
-    """Limits of the systemd unit beside ``Run.memory_mib``. ``cpus``: a CPUAffinity list."""
+    """Limits of the systemd unit beside ``RunSettings.memory_mib``. ``cpus``: a CPUAffinity list."""
 
     cpus: str
     connections: int
@@ -51,7 +51,7 @@ class Target:
     cpu: str
     outputs: tuple[str, ...]
     glibc: str
-    run: Run
+    run: RunSettings
     service: Service
 
 
@@ -100,7 +100,7 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RefusedError(f"{path}: {error}") from error
     tables = {table: values.pop(table, {}) for table in _RULES if table}
-    run = Run(**_checked(path, "run", tables["run"]))
+    run = RunSettings(**_checked(path, "run", tables["run"]))
     service = Service(**_checked(path, "service", tables["service"]))
     return Target(name=name, run=run, service=service, **_checked(path, "", values))
 

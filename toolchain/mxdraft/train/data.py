@@ -38,7 +38,7 @@ def epoch_order(windows: NDArray[np.int64], epoch: int, seed: int) -> NDArray[np
     return np.asarray(np.random.default_rng((seed, epoch)).permutation(windows))
 
 
-class Teacher:
+class TeacherStates:
     """The teacher's final hidden states, kept in a file (f16) so that each window is computed once.
 
     Distillation needs no more: the logits are one product with the head that student and teacher share.

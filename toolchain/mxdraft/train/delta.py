@@ -112,7 +112,9 @@ def _read(path: Path) -> tuple[dict[str, Any], list[bytes]]:
         raise RefusedError(f"{path}: {error.strerror}") from error
     body, digest = content[:-32], content[-32:]
     if not content.startswith(_MAGIC):
-        raise RefusedError(f"{path} is no trained delta: its first bytes are {content[:8]!r}, not {_MAGIC!r}")
+        raise RefusedError(
+            f"{path} is not a trained delta: its first bytes are {content[:8]!r}, not {_MAGIC!r}"
+        )
     if hashlib.sha256(body).digest() != digest:
         raise RefusedError(f"{path} is damaged: its checksum does not match; fetch it again")
     try:
@@ -126,7 +128,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[bytes]]:
         if place != len(body) or not {"source_sha256", "result_sha256", "meta"} <= header.keys():
             raise ValueError("its header does not fit its length")
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedError(f"{path} is no trained delta: {error}") from error
+        raise RefusedError(f"{path} is not a trained delta: {error}") from error
     return header, sections
 
 

@@ -23,7 +23,7 @@ from mxdraft.train.fakequant import MXLinear
 from mxdraft.train.features import Features, batches, bundle_target
 from mxdraft.train.model import Llama
 from mxdraft.train.recipe import DraftRecipe, read_recipe
-from mxdraft.train.run import Run
+from mxdraft.train.run import TrainingRun
 
 
 def train_drafter(
@@ -51,7 +51,7 @@ class Rows:
     given: Tensor
 
 
-class DraftTrainer(Run):
+class DraftTrainer(TrainingRun):
     """A drafter in training; the directory also keeps the target's features."""
 
     def __init__(

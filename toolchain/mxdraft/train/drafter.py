@@ -77,7 +77,7 @@ def save_drafter(path: Path, drafter: TrainedDrafter) -> None:
 
 def load_drafter(path: Path, config: ModelConfig) -> TrainedDrafter:
     """Read a file of ``save_drafter`` that shall fit a target of ``config``. Raises RefusedError."""
-    with reading_npz(path, "drafter of such a model") as arrays:
+    with reading_npz(path, "drafter for this model") as arrays:
         header = json.loads(arrays["header"].tobytes())
         layers = tuple(int(layer) for layer in header["feature_layers"])
         calibration = tuple((float(i), float(r)) for i, r in header["calibration"])

@@ -22,7 +22,7 @@ Rope = tuple[Tensor, Tensor]
 Chain = list[tuple[Tensor, Tensor]]
 
 
-class Weights(Protocol):
+class WeightSource(Protocol):
     """What a model is made of, e.g. a ``Checkpoint``."""
 
     @property
@@ -119,7 +119,7 @@ class Llama(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, weights: Weights, int8_activations: bool = False) -> None:
+    def __init__(self, weights: WeightSource, int8_activations: bool = False) -> None:
         super().__init__()
         self.config = config = weights.config
         self.quantize: Quantizer = fake_quant_activations if int8_activations else _identity
@@ -188,5 +188,5 @@ def _rotate(x: Tensor, rope: Rope) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
 
-def _through_mxint8(weights: Weights, name: str) -> Tensor:
+def _through_mxint8(weights: WeightSource, name: str) -> Tensor:
     return torch.from_numpy(mx.dequantize(mx.quantize(weights.tensors[name], "mxint8")))

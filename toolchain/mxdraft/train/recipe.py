@@ -10,11 +10,11 @@ from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from mxdraft.errors import UsageError
 
-Kind = TypeVar("Kind", bound="Schedule")
+Kind = TypeVar("Kind", bound="TrainingSchedule")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSchedule:
     """What every kind of training has."""
 
     compute: Literal["f32", "bf16"]  # of matrix products; weights and optimizer stay f32
@@ -42,7 +42,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Recipe(Schedule):
+class Recipe(TrainingSchedule):
     """QAT of a target. ``lr`` is in grid units (fakequant.py), ``norm_lr`` absolute."""
 
     text: str  # teacher text (.npz), relative to the recipe
@@ -60,7 +60,7 @@ class Recipe(Schedule):
 
 
 @dataclass(frozen=True)
-class DraftRecipe(Schedule):
+class DraftRecipe(TrainingSchedule):
     """Training of a drafter. ``lr`` and ``norm_lr`` are absolute, ``quantized_lr`` is in
     grid units."""
 

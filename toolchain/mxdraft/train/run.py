@@ -20,19 +20,19 @@ from torch.utils.tensorboard import SummaryWriter
 from mxdraft.errors import RefusedError
 from mxdraft.files import replacing
 from mxdraft.train.fakequant import MXLinear, round_e2m1
-from mxdraft.train.recipe import Schedule
+from mxdraft.train.recipe import TrainingSchedule
 
 CHECKPOINT = "checkpoint.pt"
 
 
-class Run(ABC):
+class TrainingRun(ABC):
     """A training in ``directory``.
 
     Everything a step depends on is in the checkpoint or a function of the recipe and the step, so a resumed
     run has the same weights as an uninterrupted one. Under torchrun each process takes its share of a batch.
     """
 
-    def __init__(self, recipe: Schedule, directory: Path) -> None:
+    def __init__(self, recipe: TrainingSchedule, directory: Path) -> None:
         self.schedule = recipe
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)

@@ -14,13 +14,13 @@ from torch import Tensor, distributed
 from mxdraft.checkpoint import Checkpoint
 from mxdraft.errors import UsageError
 from mxdraft.train.corpus import repetition
-from mxdraft.train.data import Teacher, epoch_order, read_windows
+from mxdraft.train.data import TeacherStates, epoch_order, read_windows
 from mxdraft.train.delta import TrainedBase, write_delta
 from mxdraft.train.fakequant import MXLinear, round_e2m1
 from mxdraft.train.loss import StudentQuality, distillation_loss, measure_quality
 from mxdraft.train.model import Llama
 from mxdraft.train.recipe import Recipe, read_recipe
-from mxdraft.train.run import Run
+from mxdraft.train.run import TrainingRun
 from mxdraft.train.start import latent_bounds, start_quantized
 
 
@@ -33,7 +33,7 @@ def train_target(recipe: Path, checkpoint: Checkpoint, directory: Path, delta: P
         write_delta(delta, checkpoint, trainer.trained_base())
 
 
-class Trainer(Run):
+class Trainer(TrainingRun):
     """QAT of a target; the directory also keeps the teacher's states."""
 
     def __init__(self, recipe: Recipe, text: Path, checkpoint: Checkpoint, directory: Path) -> None:
@@ -53,7 +53,7 @@ class Trainer(Run):
             raise UsageError(f"{text}: {len(windows)} windows, {len(varied)} of them to train, are too few")
         self.windows = windows
         teacher = Llama(checkpoint).to(self.device).requires_grad_(False)
-        self.teacher = Teacher(teacher, windows, directory / f"teacher-{self.rank}.npy")
+        self.teacher = TeacherStates(teacher, windows, directory / f"teacher-{self.rank}.npy")
         self.student = Llama(checkpoint, recipe.int8_activations).to(self.device)
         self.optimizer = torch.optim.AdamW(
             [

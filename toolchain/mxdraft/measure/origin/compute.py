@@ -1,7 +1,7 @@
-"""The compute consumer measured: which drafted tokens get a place in the verify batch, and what that buys.
+"""The compute consumer: which drafted tokens get a place in the verify batch, and what that buys.
 
-``measure`` compares no drafting, drafts of a fixed length and the scheduler, with continuous batching;
-``identify`` says how well the score of a drafted token tells whether the target accepts it.
+``measure_drafting`` compares no drafting, drafts of a fixed length and the scheduler, with continuous
+batching; ``identify`` says how well the score of a drafted token tells whether the target accepts it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ METHODS = {
 
 @dataclass
 class Tally:
-    """Sums over runs of one method. Apart are those of busy steps, in which every place generates and none
+    """Sums over runs of one method, those of busy steps apart: steps in which every place generates and none
     reads a prompt. ``latencies``: for each token of a busy step, the step's time by its sequence's tokens."""
 
     seconds: float = 0.0
@@ -95,7 +95,7 @@ class Tally:
 def open_engine(
     model: Model, method: Method, sequences: int, ctx: int, threads: int, precision: Precision, costs: Path
 ) -> Engine:
-    """An engine for so many sequences that knows what steps cost, from ``costs`` or by measuring."""
+    """Open an engine for ``sequences`` that knows what steps cost, from ``costs`` or by measuring."""
     rows = max(64, min(512, sequences * (2 + max(m.length for m in METHODS.values()))))
     engine = Engine(
         model, ctx, threads, precision, sequences, rows, method.draft, method.length, draft_min=method.length
@@ -107,7 +107,7 @@ def open_engine(
 
 @contextmanager
 def having_read(engine: Engine, ids: Sequence[int]) -> Iterator[Timeline]:
-    """A sequence that has processed these ids, drafters included, to go on from or to copy."""
+    """Give a sequence that has processed ``ids``, drafters included, to go on from or to copy."""
     with Timeline(engine, max_tokens=1, ignore_eos=True) as sequence:
         for _ in sequence.generate(ids):
             pass
@@ -119,7 +119,7 @@ def having_read(engine: Engine, ids: Sequence[int]) -> Iterator[Timeline]:
 class Batch:
     """Prompts through one engine, greedily, up to ``tokens`` tokens each, ``places`` at a time: a sequence
     that ends makes place for the next prompt. ``made``: what came of each prompt so far. ``seen`` gets the
-    drafts of each step with the prompt's number. With ``begin`` every prompt stands behind what that sequence
+    drafts of each step with the prompt's number. With ``begin`` every prompt follows what that sequence
     holds, and ends of sequences are ignored."""
 
     engine: Engine
@@ -140,7 +140,7 @@ class Batch:
         return self.made
 
     def steps(self) -> Iterator[None]:
-        """One engine step at a time."""
+        """Take one engine step at a time."""
         beginning = self._sequences()
         running = dict(next(beginning) for _ in range(min(self.places, len(self.prompts))))
         while running:
@@ -171,7 +171,7 @@ class Batch:
             yield i, sequence
 
     def _take(self, i: int, sequence: Timeline, busy: bool) -> None:
-        """What the last step did for prompt i."""
+        """Take in what the last step did for prompt i."""
         self.made[i] += sequence.output
         if self.seen:
             self.seen(i, sequence.drafts)
@@ -182,14 +182,14 @@ class Batch:
 
 
 def run_in_turns(batches: Iterable[Batch]) -> None:
-    """A step of each, again and again, so that a disturbance of the machine meets all of them."""
+    """Take a step of each batch, again and again, so that a disturbance of the machine meets all of them."""
     under_way = [batch.steps() for batch in batches]
     while under_way:
         under_way = [run_of for run_of in under_way if next(run_of, run_of) is not run_of]
         under_way = under_way[1:] + under_way[:1]
 
 
-def measure(
+def measure_drafting(
     model: Model,
     prompts: Sequence[list[int]],
     tokens: int = 96,
@@ -200,7 +200,8 @@ def measure(
     rounds: int = 3,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Every method on the same prompts, in turns after each step, by number of sequences and method.
+    """Run every method on the same prompts, in turns after each step; report by number of sequences and
+    method.
 
     A round takes the next part of the prompts, at most four for one sequence. Each method reports
     ``tok_per_s`` (of all steps, prompts and the end with fewer sequences included) and, of steps in which
@@ -247,13 +248,13 @@ def log_odds(probability: Floats) -> Floats:
 
 
 class Example(NamedTuple):
-    """A verified draft: its signals as log-odds (confidence, history), and the engine's chance for it and
-    all above it."""
+    """A verified draft: its signals as log-odds (confidence, history), and the engine's chance for it and all
+    its ancestors."""
 
     prompt: int
     signals: tuple[float, float]
     chance: float
-    reached: bool  # those above it were right
+    reached: bool  # its ancestors were right
     accepted: bool
 
 
@@ -275,12 +276,13 @@ def identify(
     places: int = 8,
     length: int = 4,
 ) -> dict[str, Any]:
-    """How well the score of a drafted token tells whether it is accepted, on drafts that are all verified.
+    """Judge how well the score of a drafted token tells whether it is accepted, on drafts that are all
+    verified.
 
     Every second prompt sets the threshold (and the weights), the others are judged. ``accuracy``, where
     right and wrong ones weigh the same, and ``auc``, of the chance by which the engine ranks;
     ``reliability``: bins of it (mean chance, share accepted, count); ``signals``: AUC of each signal, and of
-    both by fitted ``weights``, for tokens behind accepted ones; ``us_per_step``: time of ranking and
+    both by fitted ``weights``, for tokens after accepted ones; ``us_per_step``: time of ranking and
     choosing in steps of ``places`` sequences under the scheduler.
     Raises UsageError if there are too few examples.
     """
@@ -300,7 +302,7 @@ def identify(
 
 
 def judge(found: Sequence[Example]) -> dict[str, Any]:
-    """What ``identify`` makes of its examples."""
+    """Report what ``identify`` makes of its examples."""
     train = np.array([e.prompt % 2 == 0 for e in found], bool)
     reached = np.array([e.reached for e in found], bool)
     right = np.array([e.accepted for e in found], bool)

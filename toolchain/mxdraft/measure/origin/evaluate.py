@@ -1,5 +1,4 @@
-"""The dynamic origin, measured as a whole and calibrated: what ``mxdraft evaluate origin`` and ``mxdraft
-calibrate`` do."""
+"""The whole: what ``mxdraft evaluate origin`` and ``mxdraft calibrate`` do."""
 
 from __future__ import annotations
 
@@ -14,23 +13,23 @@ from mxdraft.bundle.ngrams import read_documents
 from mxdraft.bundle.schedule import FRACTIONS, Schedule
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.measure import logistic
-from mxdraft.measure.origin import compute as origin_compute
-from mxdraft.measure.origin import memory as origin_memory
-from mxdraft.measure.origin import together as origin_together
+from mxdraft.measure.origin.compute import identify, measure_drafting
+from mxdraft.measure.origin.memory import measure_cache_speed, measure_caches
 from mxdraft.measure.origin.precision import (
     Control,
+    FlipTrace,
     Progress,
-    Trace,
     calibrated,
     identification,
+    measure_precision_speed,
     measure_rules,
-    measure_speed,
-    record_trace,
+    record_flips,
     score,
 )
+from mxdraft.measure.origin.together import measure_together
 from mxdraft.measure.prompts import PROMPTS
 from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as RuntimeSequence
+from mxdraft.runtime import Sequence as Timeline
 
 Document = NDArray[np.int64]
 
@@ -41,12 +40,12 @@ _QUICK_CACHE: dict[str, Any] = {"contexts": (512,), "most_tokens": 512, "only": 
 
 
 def own_text(model: Model, prompts: Sequence[str], tokens: int, threads: int) -> list[Document]:
-    """Questions and the answers that full precision gives: what the model is really asked to write."""
+    """Write questions and the answers that full precision gives: what the model is really asked to write."""
     documents = []
     with Engine(model, ctx=_WINDOW, threads=threads, precision="full") as engine:
         for prompt in prompts:
             ids = model.chat([("user", prompt)])
-            with RuntimeSequence(engine, max_tokens=tokens) as sequence:
+            with Timeline(engine, max_tokens=tokens) as sequence:
                 for _ in sequence.generate(ids[: _WINDOW - 1]):
                     pass
                 documents.append(np.array(sequence.tokens, np.int64))
@@ -54,7 +53,7 @@ def own_text(model: Model, prompts: Sequence[str], tokens: int, threads: int) ->
 
 
 def read_text(model: Model, path: Path, tokens: int) -> list[Document]:
-    """Windows of a UTF-8 text, or the documents of a training text (.npz); ``tokens`` in all, at most.
+    """Read windows of a UTF-8 text, or the documents of a training text (.npz); ``tokens`` in all, at most.
 
     Raises RefusedError if there is nothing in it, TransferError if it cannot be read.
     """
@@ -78,14 +77,15 @@ def read_text(model: Model, path: Path, tokens: int) -> list[Document]:
 
 def calibrate(
     model: Model, documents: Sequence[Document], schedule: Schedule, threads: int, progress: Progress
-) -> tuple[Schedule, dict[str, Any], Trace]:
-    """Fit the precision consumer on two thirds of the documents; how well it does on the others."""
+) -> tuple[Schedule, dict[str, Any], FlipTrace]:
+    """Fit the precision consumer to two thirds of the documents; returns the schedule, how well it does on
+    the others, and what it was fitted to."""
     if len(documents) < 3:
         raise RefusedError("too little text: three documents at least, one of them to check the fit with")
     held_out = documents[2::3]
     fitted = [document for i, document in enumerate(documents) if i % 3 != 2]
-    trace = record_trace(model, fitted, threads, progress)
-    unseen = record_trace(model, held_out, threads, progress)
+    trace = record_flips(model, fitted, threads, progress)
+    unseen = record_flips(model, held_out, threads, progress)
     if trace.flip.all() or not trace.flip.any():
         raise RefusedError("base and full precision never differ in this text, or always: nothing to fit")
     result = calibrated(schedule, trace)
@@ -94,7 +94,7 @@ def calibrate(
 
 
 def rule_settings(quick: bool) -> list[tuple[Control, float, int]]:
-    """Which rules are measured: controls at equal fractions, the calibrated one by fraction and catch-up."""
+    """List the rules to measure: controls at equal fractions, the calibrated one by fraction and catch-up."""
     if quick:
         return [("calibrated", 0.2, 16), ("random", 0.2, 16)]
     fractions = (0.05, 0.1, 0.2, 0.5)
@@ -110,7 +110,7 @@ def rule_settings(quick: bool) -> list[tuple[Control, float, int]]:
 
 
 def speed_settings(fractions: Sequence[float]) -> dict[str, dict[str, Any]]:
-    """Engines to compare: base, full and mixed, each plain and drafting."""
+    """List the engines to compare: base, full and mixed, each plain and drafting."""
     settings: dict[str, dict[str, Any]] = {}
     for drafting, draft in (("", "off"), (", drafting", "auto")):
         settings[f"full{drafting}"] = {"precision": "full", "draft": draft}
@@ -128,12 +128,13 @@ def evaluate_precision(
     threads: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Repair, bytes and speed of mixed precision with the bundle's schedule; identification of flips."""
-    trace = record_trace(model, documents, threads, progress)
+    """Measure repair, bytes and speed of mixed precision with the bundle's schedule, and how well flips are
+    foretold."""
+    trace = record_flips(model, documents, threads, progress)
     half = np.arange(len(trace.flip)) < len(trace.flip) // 2  # settles above which score a flip is foretold
     threshold = logistic.best_threshold(score(schedule.precision, trace)[half], trace.flip[half])
     predicted = identification(
-        schedule.precision, threshold, Trace(trace.signals[~half], trace.margin[~half], trace.flip[~half])
+        schedule.precision, threshold, FlipTrace(trace.signals[~half], trace.margin[~half], trace.flip[~half])
     )
     rules = measure_rules(model, documents, rule_settings(quick), schedule, trace, threads, progress)
     at_20 = next(
@@ -141,7 +142,7 @@ def evaluate_precision(
     )
     prompts, tokens = (PROMPTS[:2], 32) if quick else (PROMPTS[:12], 96)
     fractions = (0.2,) if quick else (0.0, 0.05, 0.1, 0.2)
-    speed = measure_speed(model, prompts, speed_settings(fractions), tokens, threads, progress)
+    speed = measure_precision_speed(model, prompts, speed_settings(fractions), tokens, threads, progress)
     return {
         "repaired_at_20pct": at_20["repaired"],
         "bytes_of_full_at_20pct": at_20["bytes_of_full"],
@@ -157,13 +158,13 @@ def evaluate_precision(
 def evaluate_compute(
     model: Model, prompts: Sequence[list[int]], quick: bool, threads: int, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Places in the verify batch by number of sequences, and how well acceptance is foretold."""
+    """Measure drafting by number of sequences, and how well acceptance is foretold."""
     concurrencies, tokens = ((1, 48), 24) if quick else ((1, 8, 48), 96)
-    compute = origin_compute.measure(
+    compute = measure_drafting(
         model, prompts, tokens, 512, threads, concurrencies=concurrencies, rounds=1, progress=progress
     )
     progress("drafts judged")
-    found = origin_compute.identify(model, prompts, tokens, 512, threads)
+    found = identify(model, prompts, tokens, 512, threads)
     return compute, found
 
 
@@ -176,7 +177,7 @@ def evaluate_origin(
     threads: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Everything that ``mxdraft evaluate origin`` reports (keys: docs/cli.md).
+    """Measure everything that ``mxdraft evaluate origin`` reports (keys: docs/cli.md).
 
     Raises RefusedError if the bundle has no residual plane.
     """
@@ -194,7 +195,7 @@ def evaluate_origin(
     if text is not None:
         documents = read_text(model, text, _LONGEST)
     ids = [token for document in documents for token in document.tolist()]
-    together = origin_together.measure(
+    together = measure_together(
         model,
         ids,
         prompts,
@@ -202,16 +203,14 @@ def evaluate_origin(
         threads=threads,
         progress=progress,
     )
-    cache = origin_memory.measure(
+    cache = measure_caches(
         Path(model.info.path),
         ids,
         **_QUICK_CACHE if quick else {},
         threads=threads,
         report=lambda ctx, name, row: progress(f"KV {name} at {ctx}: KL {row['kl']:.4f}"),
     )
-    cache_speed = origin_memory.measure_speed(
-        model, ids, (512,) if quick else (512, 2048, 8192), threads=threads
-    )
+    cache_speed = measure_cache_speed(model, ids, (512,) if quick else (512, 2048, 8192), threads=threads)
     tiers = [by_setting["tiered"] for by_setting in cache.values()]
     many = compute["48"]
     fixed = max(many[name]["busy_tok_per_s"] for name in many if name.startswith("fixed"))

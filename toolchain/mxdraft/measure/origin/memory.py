@@ -1,6 +1,8 @@
-"""The memory consumer of the dynamic origin, measured: what tiers of the KV cache cost in quality
-(``measure``) and give in speed (``measure_speed``), against uniform formats and against other choices of the
-core tokens at equal bytes."""
+"""The memory consumer: what tiers of the KV cache cost in quality and give in speed.
+
+``measure_caches`` (quality) compares them with uniform formats, and with other choices of the core tokens at
+equal bytes; ``measure_cache_speed`` with uniform formats.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from mxdraft.runtime.engine import KV, Precision
 TAIL = 256  # positions at the end of a window that are compared
 DECODED = 16  # tokens whose speed is measured
 FORMATS: tuple[KV, ...] = ("f16", "int8", "mxfp4", "tiered")
-_CUT = 4  # acceptance is measured behind every so many of the positions compared
+_CUT = 4  # acceptance is measured after every so many of the positions compared
 _DRAFTED = 3  # tokens a step
 _FAST_BITS, _FAR_BITS = 8.25, 4.25
 
@@ -41,8 +43,8 @@ class Setting(NamedTuple):
 
 
 def settings(schedule: Schedule, ctx: int, bits: float) -> list[Setting]:
-    """Uniform formats, the bundle's own tiers, and at about ``bits`` a value core tokens by attention, by
-    chance (all scores equal), and none beside as long a window as fits."""
+    """List uniform formats, the bundle's own tiers, and at about ``bits`` a value: core tokens by attention,
+    by chance (all scores equal), and none, with as long a window as fits instead."""
     fast = int((bits - _FAR_BITS) / (_FAST_BITS - _FAR_BITS) * ctx)
     window = max(KV_BLOCK, (fast - schedule.sinks - KV_BLOCK) // KV_BLOCK * KV_BLOCK)
     return [
@@ -55,7 +57,7 @@ def settings(schedule: Schedule, ctx: int, bits: float) -> list[Setting]:
     ]
 
 
-def measure(
+def measure_caches(
     bundle: Path,
     ids: Sequence[int],
     contexts: Sequence[int] = (1024, 2048, 8192),
@@ -66,9 +68,9 @@ def measure(
     only: Sequence[str] = (),
     report: Callable[[str, str, dict[str, Any]], None] | None = None,
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """By context and setting: ``bits_per_value``; ``kl`` to f16 KV, ``kl_by_window``, ``agreement`` with f16
-    and ``perplexity`` over the last ``TAIL`` positions of each window; ``acceptance`` of drafts behind
-    some of them, the same text for all settings, ``acceptance_less_f16`` and its standard error,
+    """Measure by context and setting: ``bits_per_value``; ``kl`` to f16 KV, ``kl_by_window``, ``agreement``
+    with f16 and ``perplexity`` over the last ``TAIL`` positions of each window; ``acceptance`` of drafts
+    after some of them, the same text for all settings, ``acceptance_less_f16`` and its standard error,
     ``acceptance_error``.
 
     Windows of the text ``ids`` are read whole, as many as ``most_tokens`` allow, but one at least; a context
@@ -98,7 +100,7 @@ def measure(
 
 
 class _Reading(NamedTuple):
-    """What a setting made of the windows: their log-probabilities, (drafted, accepted) behind each cut."""
+    """What a setting made of the windows: their log-probabilities, (drafted, accepted) after each cut."""
 
     bits: float
     log_probabilities: list[NDArray[np.float64]]
@@ -131,8 +133,8 @@ def _read(
 
 
 def _drafts(engine: Engine, sequence: Timeline, ids: list[int]) -> Iterator[tuple[int, int]]:
-    """How many tokens are drafted, and accepted, behind some of the ids, which the sequence gets to read; the
-    only token that differs with the setting is the one that is chosen behind them."""
+    """Count the tokens that are drafted, and accepted, after some of ``ids``, which the sequence gets to
+    read; the only token that differs with the setting is the one that is chosen after them."""
     for at in range(0, len(ids) - _CUT, _CUT):
         sequence.prompt(ids[at : at + _CUT])
         length = len(sequence.tokens)
@@ -165,7 +167,7 @@ def _compared(found: _Reading, exact: _Reading, pieces: list[list[int]]) -> dict
     }
 
 
-def measure_speed(
+def measure_cache_speed(
     model: Model,
     ids: Sequence[int],
     contexts: Sequence[int] = (512, 2048, 8192),
@@ -173,8 +175,8 @@ def measure_speed(
     threads: int = 0,
     rounds: int = 5,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """By context and format: decode ``tok_per_s`` behind so much of a text, without drafts, and its ratio to
-    uniform MXINT8 (``of_int8``); medians of rounds of ``DECODED`` tokens, in which every format has its turn.
+    """Measure by context and format: decode ``tok_per_s`` after that much text, without drafts, and its ratio
+    to uniform MXINT8 (``of_int8``); medians over rounds with ``DECODED`` tokens from every format in turn.
 
     Base precision, where attention takes the largest share of a step, shows the differences best. A context
     that is too long for the text or the model is left out.
@@ -212,7 +214,7 @@ def measure_speed(
 
 @contextmanager
 def _opened(bundle: Path, parsed: Bundle, schedule: Schedule | None) -> Iterator[Model]:
-    """The bundle, or a copy of it with another schedule. ``parsed`` is what is in the file."""
+    """Open the bundle, or a copy with another schedule. ``parsed`` is what is in the file."""
     if schedule is None:
         with Model(bundle) as model:
             yield model

@@ -1,4 +1,4 @@
-"""The precision consumer, measured: which rows base precision gets wrong, and what looking again repairs.
+"""The precision consumer: which rows base precision gets wrong, and what looking again repairs.
 
 Everything is teacher-forced: the text is given, and the question at each position is what would come next.
 """
@@ -19,7 +19,7 @@ from mxdraft.bundle.schedule import FRACTIONS, Schedule, Weights
 from mxdraft.measure import logistic
 from mxdraft.measure.quality import LogProbabilities, Quality, log_softmax
 from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as RuntimeSequence
+from mxdraft.runtime import Sequence as Timeline
 from mxdraft.runtime.engine import CoreRule, TokenRecord
 
 Documents = Sequence[NDArray[np.integer]]
@@ -29,7 +29,7 @@ SIGNALS = ("confidence", "attention", "history")
 _MOST_MIXED = 0.2  # of the fractions measured, the largest that reads less than full precision throughout
 
 
-class Trace(NamedTuple):
+class FlipTrace(NamedTuple):
     """Rows of base precision: signals [rows, 3], margin, and whether full precision chooses otherwise."""
 
     signals: NDArray[np.float64]
@@ -38,7 +38,7 @@ class Trace(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A rule over some text, beside full precision. ``core`` and ``due`` are shares of all rows."""
+    """A rule over some text, compared with full precision. ``core`` and ``due`` are shares of all rows."""
 
     agreement: float
     kl: float
@@ -46,9 +46,9 @@ class Outcome(NamedTuple):
     due: float
 
 
-def record_trace(model: Model, documents: Documents, threads: int, progress: Progress) -> Trace:
-    """Signals and flips of every row that base precision computes; the doubtful fifth is looked at again, so
-    that history is what it will be."""
+def record_flips(model: Model, documents: Documents, threads: int, progress: Progress) -> FlipTrace:
+    """Record signals and flips of every row that base precision computes; the doubtful fifth is looked at
+    again, so that history is what it will be."""
     signals: list[list[float]] = []
     margins: list[float] = []
     flips: list[bool] = []
@@ -71,28 +71,28 @@ def record_trace(model: Model, documents: Documents, threads: int, progress: Pro
                 margins.append(row.margin)
                 flips.append(bool(row.base_token != choice[position - 1]))
             progress(f"{number}/{len(documents)} documents, {len(flips)} rows")
-    return Trace(np.array(signals), np.array(margins), np.array(flips))
+    return FlipTrace(np.array(signals), np.array(margins), np.array(flips))
 
 
-def fit_weights(trace: Trace) -> Weights:
-    """The blend of signals whose log-odds are those of a flip."""
+def fit_weights(trace: FlipTrace) -> Weights:
+    """Fit the blend of signals whose log-odds are those of a flip."""
     return Weights(*(float(x) for x in logistic.fit(trace.signals, trace.flip)))
 
 
-def score(weights: Weights, trace: Trace) -> NDArray[np.float64]:
+def score(weights: Weights, trace: FlipTrace) -> NDArray[np.float64]:
     return np.asarray(trace.signals @ np.array(weights[:3]) + weights.bias)
 
 
-def calibrated(schedule: Schedule, trace: Trace) -> Schedule:
-    """The schedule with weights and thresholds of the precision consumer from a trace."""
+def calibrated(schedule: Schedule, trace: FlipTrace) -> Schedule:
+    """Return ``schedule`` with the precision consumer's weights and thresholds fitted to ``trace``."""
     weights = fit_weights(trace)
     scores = score(weights, trace)
     thresholds = tuple(float(np.quantile(scores, 1 - fraction)) for fraction in FRACTIONS)
     return dataclasses.replace(schedule, precision=weights, thresholds=thresholds)
 
 
-def identification(weights: Weights, threshold: float, held_out: Trace) -> dict[str, Any]:
-    """How well the score predicts flips of text that had no part in the fit."""
+def identification(weights: Weights, threshold: float, held_out: FlipTrace) -> dict[str, Any]:
+    """Report how well the score predicts flips of text that had no part in the fit."""
     scores = score(weights, held_out)
     return {
         "rows": len(scores),
@@ -109,11 +109,11 @@ def measure_rules(
     documents: Documents,
     settings: Iterable[tuple[Control, float, int]],
     schedule: Schedule,
-    trace: Trace,
+    trace: FlipTrace,
     threads: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Rules beside full precision on the same text: {"base": …, "rules": [{control, fraction, catch_up, …}]}.
+    """Compare rules with full precision on the same text: {"base": …, "rules": [{control, fraction, …}]}.
 
     Settings are (control, core fraction, catch-up). "calibrated" is the engine's own rule; ``trace``, of the
     same text, gives the thresholds of the margin alone. ``repaired`` is the share of base precision's
@@ -158,7 +158,8 @@ def measure_rules(
 
 
 def weight_bytes(bundle: Bundle) -> tuple[int, int]:
-    """Bytes of weights that a pass reads at base and at full precision; the same without a residual plane."""
+    """Count the bytes of weights that a pass reads at base and at full precision, which are the same without
+    a residual plane."""
     names = [name for section, name in bundle.tensors if section == "target.shared"]
     head = "lm_head.weight" if "lm_head.weight" in names else "model.embed_tokens.weight"
     base = bundle.sections["target.base"].length + bundle.tensors["target.shared", head].length
@@ -172,7 +173,7 @@ _Rules = Callable[[int], CoreRule]
 
 
 def _logits(engine: Engine, document: NDArray[np.integer], rule: CoreRule | None) -> NDArray[np.float32]:
-    with RuntimeSequence(engine) as sequence:
+    with Timeline(engine) as sequence:
         sequence.decide_core_with(rule)
         return sequence.logits(document.tolist())
 
@@ -207,7 +208,7 @@ def _rule(
     control: Control,
     fraction: float,
     schedule: Schedule,
-    trace: Trace,
+    trace: FlipTrace,
     wanted: Sequence[NDArray[np.float32]],
     flips: float,
 ) -> _Rules:
@@ -238,7 +239,7 @@ def _uniform(number: int, position: int) -> float:
 # ---- speed ----
 
 
-def measure_speed(
+def measure_precision_speed(
     model: Model,
     prompts: Sequence[str],
     settings: dict[str, dict[str, Any]],
@@ -246,7 +247,7 @@ def measure_speed(
     threads: int,
     progress: Progress,
 ) -> dict[str, dict[str, float]]:
-    """Decode tok/s by setting: median over prompts, every prompt through every setting in turns.
+    """Measure decode tok/s by setting: median over prompts, every prompt through every setting in turns.
 
     ``settings``: options of ``Engine`` by name. The names "full" and "full, drafting" are what others are
     compared with, at equal drafting: ``of_full`` is the median of the ratios prompt by prompt.
@@ -260,7 +261,7 @@ def measure_speed(
             ids = model.chat([("user", prompt)])
             names = list(engines)
             for name in names[index % len(names) :] + names[: index % len(names)]:
-                with RuntimeSequence(engines[name], max_tokens=tokens) as sequence:
+                with Timeline(engines[name], max_tokens=tokens) as sequence:
                     for _ in sequence.generate(ids):
                         pass
                     runs[name].append(sequence.stats)

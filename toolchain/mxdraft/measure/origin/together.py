@@ -19,11 +19,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "memory": {"precision": "full", "draft": "off", "kv": "tiered"},
     "all": {**_CORE, "draft": "auto", "kv": "tiered"},
 }
-_ALONE = 4  # prompts, one behind the other, where one sequence runs at a time
+_ALONE = 4  # prompts, one after the other, where one sequence runs at a time
 _ROWS = 512  # of a step, so that all questions are read before the first answer ends
 
 
-def measure(
+def measure_together(
     model: Model,
     text: Sequence[int],
     questions: Sequence[list[int]],
@@ -33,8 +33,8 @@ def measure(
     threads: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-    """By context, number of sequences and setting: decode ``tok_per_s``, its ratio to full precision without
-    drafts (``of_full``), ``tokens_per_step`` of a sequence, ``acceptance`` of verified drafts.
+    """Measure by context, number of sequences and setting: decode ``tok_per_s``, its ratio to full precision
+    without drafts (``of_full``), ``tokens_per_step`` of a sequence, ``acceptance`` of verified drafts.
 
     Every sequence reads as much of ``text`` as leaves room in the context for its own question and ``tokens``
     of an answer; the text is processed once an engine and copied. Only steps in which all sequences generate
@@ -58,7 +58,7 @@ def measure(
             except CapacityError as error:
                 progress(f"context {ctx}, {places} sequences left out: {error}")
                 continue
-            results[str(ctx)][str(places)] = _beside_full(reports)
+            results[str(ctx)][str(places)] = _compared_with_full(reports)
             progress(f"all together, context {ctx}, {places} sequences")
     return results
 
@@ -72,7 +72,7 @@ def _run(
     tokens: int,
     threads: int,
 ) -> dict[str, dict[str, Any]]:
-    """The reports of all settings."""
+    """Run all settings; returns their reports."""
     fixed: dict[str, Any] = {"ctx": ctx, "threads": threads, "max_seqs": 1 + places, "max_rows": _ROWS}
     plans = [model.plan(**fixed, **options) for options in SETTINGS.values()]
     needed = sum(plan.total - plan.weights for plan in plans) + plans[0].weights
@@ -92,7 +92,7 @@ def _run(
     return {name: tally.report() for name, tally in tallies.items()}
 
 
-def _beside_full(reports: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _compared_with_full(reports: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "tok_per_s": report["busy_tok_per_s"],
