@@ -207,7 +207,7 @@ class Prediction:
         return self.step(rows) / self.step(1)
 
     def hidden_rows(self) -> int:
-        """The most rows, up to 16, whose compute time hides behind memory time; 0: not even one."""
+        """The most rows, up to 16, whose compute time memory time hides; 0: not even one."""
         return max((rows for rows in range(1, 17) if self.compute(rows) <= self.memory()), default=0)
 
 

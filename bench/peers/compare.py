@@ -12,7 +12,7 @@ OURS, THEIRS = "mxdraft", "llama.cpp"
 
 
 class Workload(NamedTuple):
-    """Tokens of each measure: one prompt that is processed, and sequences that decode behind a short one."""
+    """Tokens of each measure: one prompt that is processed, and sequences that decode after a short one."""
 
     prefill: int = 512
     prompt: int = 64
@@ -22,7 +22,7 @@ class Workload(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """Greedy tokens behind a prompt and its first one, the steps that made them, and their seconds."""
+    """Greedy tokens after a prompt and its first one, the steps that made them, and their seconds."""
 
     tokens: list[int]
     steps: int
@@ -87,7 +87,7 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 
 def measure_prompts(peers: dict[str, Peer], prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Greedy text behind real prompts: both peers without and with their drafts, in turns.
+    """Generate greedy text after real prompts: both peers without and with their drafts, in turns.
 
     Tokens a second are those of all prompts, and their median; ``tokens_per_step``: what a step of the target
     gives.

@@ -1,4 +1,4 @@
-"""llama.cpp behind pipes: JSON lines, ``[function, arguments]`` on stdin and the result on stdout.
+"""llama.cpp at the end of pipes: JSON lines, ``[function, arguments]`` on stdin and the result on stdout.
 
 Runs in the environment that has llama-cpp-python, and so imports nothing of mxdraft. Uses the low-level
 bindings: what is timed is llama_decode, as llama-bench does it, and for ``generate`` also choosing tokens.
@@ -60,7 +60,7 @@ class Context:
         return seconds
 
     def keep(self, positions: int, sequence: int = 0) -> None:
-        """Forget what is behind the first positions."""
+        """Forget what follows the first positions."""
         lc.llama_memory_seq_rm(self.memory, sequence, positions, -1)
 
     def argmax(self, row: int, vocab: int) -> int:

@@ -1,9 +1,9 @@
 """ONNX files to bundle: checks that the graphs are the arithmetic the runtime does, then stores their
 weights.
 
-Reads what ``mxdraft.export`` writes, and the text of the n-gram table, so that whatever was verified on the
-ONNX files holds for the bundle. The bundle depends on those files and the tools' versions only: packing
-twice gives the same bytes.
+Reads what ``mxdraft.export`` writes, and the text of the n-gram table, so everything verified on the ONNX
+files also holds for the bundle. The bundle depends on those files and the tools' versions only: packing twice
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def pack(
 
 
 def default_prompts(vocab: int) -> list[list[int]]:
-    """Golden prompts of 1, 7 and 16 tokens, spread over the vocabulary."""
+    """Return golden prompts of 1, 7 and 16 tokens, spread over the vocabulary."""
     ids = iter(range(1, 25))
     return [[next(ids) * 7919 % vocab for _ in range(length)] for length in (1, 7, 16)]
 
@@ -136,7 +136,7 @@ def default_prompts(vocab: int) -> list[list[int]]:
 
 
 class _OnnxFile:
-    """A graph that this package wrote: valid ONNX, its other files unaltered. Subclasses know what it shall
+    """A graph that this package wrote: valid ONNX, its other files unaltered. Subclasses know what it must
     compute."""
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -162,11 +162,11 @@ class _OnnxFile:
                 raise self._refusal(f"{file} is not the file that was exported with it")
 
     def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
-        """Files that it lists, rule of its exponents, and the model that it should be."""
+        """Return the files that it lists, the rule of its exponents, and the model that it should be."""
         raise NotImplementedError
 
     def file(self, name: str) -> Path:
-        """The path of a file beside the graph. Raises RefusedError if it is not there."""
+        """Return the path of a file next to the graph. Raises RefusedError if it is not there."""
         path = self._directory / name
         if not path.is_file():
             raise RefusedError(f"{path}: no such file; export the model again")
@@ -176,7 +176,7 @@ class _OnnxFile:
         return self.file(name).read_text(encoding="utf-8")
 
     def array(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
-        """An initializer, which must have this type and shape."""
+        """Read an initializer, which must have this type and shape."""
         try:
             array = onnx.numpy_helper.to_array(self.initializers[name], str(self._directory))
         except (*_INVALID_ONNX, ValueError, KeyError) as error:
@@ -188,7 +188,7 @@ class _OnnxFile:
         return array
 
     def quantized(self, name: str, plane: Plane | None, shape: Shape) -> MXTensor:
-        """A quantized tensor [rows, columns]; ``plane`` None: MXINT8."""
+        """Read a quantized tensor [rows, columns]; ``plane`` None: MXINT8."""
         rows, columns = shape
         data_name, scale_name = initializer_names(name, plane)
         scale = self.array(scale_name, np.uint8, (rows, columns // BLOCK))
@@ -211,7 +211,7 @@ class _OnnxModel(_OnnxFile):
             raise self._refusal(f"it lists other files: {', '.join(self.metadata.files)}")
 
     def values(self, entry: TensorEntry, plane: Plane | None) -> MXTensor | NDArray[np.float32]:
-        """What a tensor of the bundle holds."""
+        """Return what a tensor of the bundle holds."""
         if entry.dtype != F32:
             return self.quantized(entry.name, plane, entry.shape)
         norm = entry.name.endswith("norm.weight")  # [hidden] in the graph
@@ -235,7 +235,8 @@ class _OnnxDrafter(_OnnxFile):
 
 
 def _read_drafter(directory: Path, base: _OnnxModel) -> tuple[TrainedDrafter, dict[str, str]]:
-    """The drafter in the ONNX files, which must be of the target's export, and the files' SHA-256."""
+    """Read the drafter in the ONNX files, which must be of the target's export; returns the files' SHA-256
+    too."""
     features, step = (_OnnxDrafter(directory, name) for name in (FEATURES_FILE, STEP_FILE))
     metadata = step.metadata
     if features.metadata != metadata:

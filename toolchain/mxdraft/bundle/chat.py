@@ -192,7 +192,7 @@ class _Renderer:
             raise RefusedError(f"chat template: it refuses {conversation!r}: {error}") from error
 
     def around(self, first: str, second: str) -> tuple[str, str, str]:
-        """What is written before, between and behind the contents of two messages of these roles."""
+        """Return what is written before, between and after the contents of two messages with these roles."""
         text = self([(first, "\ue000"), (second, "\ue001")])  # private use: no template writes them
         parts = re.split("[\ue000\ue001]", text)
         if len(parts) != 3:

@@ -122,20 +122,20 @@ class Golden:
 
 
 def config_section(config: Dimensions) -> bytes:
-    """The bytes of ``target.config``."""
+    """Return the bytes of ``target.config``."""
     return CONFIG.pack(*(getattr(config, field.name) for field in fields(Dimensions)), bytes(28))
 
 
 def golden_section(
     prompts: Sequence[Sequence[int]], greedy: int, base_digest: bytes, full_digest: bytes
 ) -> bytes:
-    """The bytes of ``golden``."""
+    """Return the bytes of ``golden``."""
     counted = [struct.pack(f"<I{len(ids)}I", len(ids), *ids) for ids in prompts]
     return GOLDEN.pack(len(prompts), greedy, base_digest, full_digest) + b"".join(counted)
 
 
 def required_tensors(config: Dimensions, section: str, separate_head: bool = False) -> Iterator[TensorSpec]:
-    """The tensors that a ``target.`` section must hold, in the order of storage.
+    """List the tensors that a ``target.`` section must hold, in the order of storage.
 
     ``separate_head``: the head is not the embedding.
     """
@@ -153,8 +153,8 @@ def required_tensors(config: Dimensions, section: str, separate_head: bool = Fal
 
 
 def required_draft_tensors(config: Dimensions, features: int, vocab: int) -> Iterator[TensorSpec]:
-    """The tensors of a drafter that reads ``features`` residual streams and chooses from ``vocab`` tokens, in
-    the order of storage."""
+    """List the tensors of a drafter that reads ``features`` residual streams and chooses from ``vocab``
+    tokens, in the order of storage."""
     hidden = config.hidden
     for i in range(features):
         yield f"feature_norm.{i}.weight", F32, (1, hidden)
@@ -168,18 +168,18 @@ def required_draft_tensors(config: Dimensions, features: int, vocab: int) -> Ite
 
 
 def draft_dimensions(config: Dimensions) -> list[int]:
-    """The dimensions that ``draft.config`` repeats from the target's."""
+    """List the dimensions that ``draft.config`` repeats from the target's."""
     c = config
     return [c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab]
 
 
 def tensor_nbytes(dtype: int, rows: int, columns: int) -> int:
-    """Bytes that a tensor takes in its section."""
+    """Return the bytes that a tensor takes in its section."""
     return tiled_nbytes(FORMATS[dtype], rows, columns) if dtype in FORMATS else 4 * rows * columns
 
 
 def align(offset: int, alignment: int) -> int:
-    """The first multiple of ``alignment`` from ``offset`` on."""
+    """Return the first multiple of ``alignment`` from ``offset`` on."""
     return -(-offset // alignment) * alignment
 
 

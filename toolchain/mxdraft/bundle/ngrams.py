@@ -19,7 +19,7 @@ Ids = NDArray[np.uint32]
 
 
 def read_documents(path: Path, vocab: int) -> list[Ids]:
-    """The documents of a teacher-text file: an .npz with ``tokens`` and ``offsets`` (document i is
+    """Read the documents of a teacher-text file: an .npz with ``tokens`` and ``offsets`` (document i is
     tokens[offsets[i]:offsets[i + 1]]).
 
     Raises RefusedError if it is none, or has a token outside the vocabulary.
@@ -38,7 +38,8 @@ def read_documents(path: Path, vocab: int) -> list[Ids]:
 
 
 def ngram_section(documents: list[Ids]) -> bytes:
-    """The bytes of ``draft.ngrams``: those contexts that will be met most often with the right answer."""
+    """Return the bytes of ``draft.ngrams``: those contexts that will be met most often with the right
+    answer."""
     tables = [_likeliest_next(documents, order, limit) for order, limit in enumerate(ENTRIES, 1)]
     counts = struct.pack("<2I", *(len(following) for _, following, _ in tables))
     ids = [part.astype("<u4").tobytes() for table in tables for part in table[:2]]
@@ -70,7 +71,8 @@ def check_ngrams(section: bytes, vocab: int) -> None:
 
 
 def _likeliest_next(documents: list[Ids], order: int, limit: int) -> tuple[Ids, Ids, NDArray[np.uint8]]:
-    """Contexts [n, order] in ascending order, the token that mostly follows, its probability in 1/256."""
+    """Count contexts [n, order] in ascending order, the token that mostly follows, its probability in
+    1/256."""
     width = order + 1
     long_enough = [document for document in documents if len(document) >= width]
     if not long_enough:

@@ -135,7 +135,8 @@ class Bundle:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Where the weights came from and what made the file. Raises RefusedError if it is not a JSON object."""
+        """Where the weights came from and what made the file. Raises RefusedError unless it is a JSON
+        object."""
         try:
             value = json.loads(self.section("provenance").tobytes())
         except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from mxdraft.errors import BundleError, RefusedError
 
-# Fractions of rows that the thresholds are of.
+# Fractions of rows to which the thresholds belong.
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 KV_BLOCK = 32
 _MOST = float.fromhex("0x1.fffffep127")  # the largest f32
@@ -49,7 +49,7 @@ class Schedule:
 
     @classmethod
     def default(cls, layers: int) -> Self:
-        """What the runtime takes for a bundle without the section."""
+        """Return what the runtime takes for a bundle without the section."""
         return cls(
             compute=Weights(0, 0, 1, 0),
             precision=Weights(1, 0, 0, 0),
@@ -65,7 +65,7 @@ class Schedule:
 
     @classmethod
     def unpack(cls, section: bytes, layers: int) -> Self:
-        """The section of a model with so many layers. Raises BundleError (SCHEDULE)."""
+        """Read the section of a model with ``layers``. Raises BundleError (SCHEDULE)."""
         if len(section) != _LAYOUT.size:
             raise BundleError("SCHEDULE", f"schedule: {len(section)} bytes, not {_LAYOUT.size}")
         words = _LAYOUT.unpack(section)
@@ -78,7 +78,7 @@ class Schedule:
 
     @classmethod
     def read(cls, path: Path, layers: int) -> Self:
-        """The TOML file of a model with so many layers. Raises RefusedError."""
+        """Read the TOML file of a model with ``layers``. Raises RefusedError."""
         try:
             values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["schedule"]
             for name in ("compute", "precision", "memory"):
@@ -90,7 +90,7 @@ class Schedule:
         return schedule
 
     def threshold(self, core_fraction: float) -> float:
-        """Score of *precision* that this fraction of rows exceeds: ``mxd_schedule_threshold``."""
+        """Return the score of *precision* that this fraction of rows exceeds: ``mxd_schedule_threshold``."""
         if not 0 < core_fraction < 1:
             return -_MOST if core_fraction >= 1 else _MOST
         for i, fraction in enumerate(FRACTIONS):
@@ -101,19 +101,19 @@ class Schedule:
         return self.thresholds[-1]
 
     def pack(self) -> bytes:
-        """The bytes of the section."""
+        """Return the bytes of the section."""
         numbers = (self.core_fraction, self.catch_up, self.sinks, self.recent, self.core_tokens)
         return _LAYOUT.pack(
             *self.compute, *self.precision, *self.memory, *numbers, self.monitored_layer, *self.thresholds
         )
 
     def table(self) -> dict[str, Any]:
-        """The file's table, in the precision that the section has."""
+        """Return the file's table, in the precision that the section has."""
         fields = vars(Schedule.unpack(self.pack(), self.monitored_layer + 1))
         return {name: x._asdict() if isinstance(x, Weights) else x for name, x in fields.items()}
 
     def toml(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         lines = ["[schedule]"]
         for name, value in self.table().items():
             if isinstance(value, dict):

@@ -20,12 +20,12 @@ BLOCK_BYTES: dict[Format, int] = {
 
 
 def tiled_nbytes(format: Format, rows: int, columns: int) -> int:
-    """Bytes of a [rows, columns] tensor in tile order; ``columns`` is a multiple of 32."""
+    """Return the bytes of a [rows, columns] tensor in tile order; ``columns`` is a multiple of 32."""
     return -(-rows // TILE_ROWS) * (columns // BLOCK) * BLOCK_BYTES[format]
 
 
 def to_tiles(tensor: MXTensor) -> NDArray[np.uint8]:
-    """The bytes of a [N, K] tensor in tile order, uint8 [ceil(N/16), K/32, bytes of a block]."""
+    """Put a [N, K] tensor in tile order, uint8 [ceil(N/16), K/32, bytes of a block]."""
     rows, columns = tensor.shape
     tiles, blocks = -(-rows // TILE_ROWS), columns // BLOCK
     scale = _pad_rows(tensor.scale, tiles).reshape(tiles, TILE_ROWS, blocks)
@@ -44,10 +44,10 @@ def to_tiles(tensor: MXTensor) -> NDArray[np.uint8]:
 def from_tiles(
     buffer: NDArray[np.uint8], format: Format, rows: int, columns: int, rule: Rule = "floor"
 ) -> MXTensor:
-    """The [rows, columns] tensor whose tile-ordered bytes are ``buffer``; the padding rows are dropped.
+    """Take a [rows, columns] tensor from ``buffer``, its bytes in tile order; the padding rows are dropped.
 
-    ``rule`` is what the tensor shall say of its scales, which the bytes do not tell.
-    Raises ValueError if the buffer's size is not that of the shape.
+    ``rule``: how its scales were chosen, which the bytes do not tell. Raises ValueError if the buffer's size
+    is not that of the shape.
     """
     if buffer.size != tiled_nbytes(format, rows, columns):
         raise ValueError(f"{buffer.size} bytes for a {format} tensor of {rows} x {columns}")

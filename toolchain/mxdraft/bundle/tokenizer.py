@@ -19,7 +19,7 @@ Words = NDArray[np.uint32]
 
 
 def tokenizer_section(spec: TokenizerSpec) -> bytes:
-    """The bytes of the section. Raises RefusedError for a tokenizer that a bundle cannot hold."""
+    """Return the bytes of the section. Raises RefusedError for a tokenizer that a bundle cannot hold."""
     check_tokenizer(spec)
     token_bytes = spec.token_bytes()
     for i, token in enumerate(token_bytes):
@@ -55,7 +55,8 @@ def tokenizer_section(spec: TokenizerSpec) -> bytes:
 
 
 def read_tokenizer(section: bytes, vocab: int) -> TokenizerSpec:
-    """The tokenizer of a model of ``vocab`` tokens. Raises BundleError TOKENIZER where the C reader does."""
+    """Read the tokenizer of a model with ``vocab`` tokens. Raises BundleError TOKENIZER where the C reader
+    does."""
     data = np.frombuffer(section, np.uint8)
     _check(data.size >= 4 * _HEADER_WORDS, "it is shorter than its header")
     header = data[: 4 * _HEADER_WORDS].view("<u4").tolist()

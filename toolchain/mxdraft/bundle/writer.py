@@ -95,7 +95,7 @@ class BundleWriter:
 
 
 def _lay_out(tensors: Iterable[TensorSpec], section: int) -> Iterator[TensorEntry]:
-    """The directory's entries for the tensors of section number ``section``."""
+    """Place the tensors of section number ``section``; yields the directory's entries."""
     end = 0
     for name, dtype, (rows, columns) in tensors:
         offset, length = align(end, TENSOR_ALIGNMENT), tensor_nbytes(dtype, rows, columns)
@@ -106,7 +106,7 @@ def _lay_out(tensors: Iterable[TensorSpec], section: int) -> Iterator[TensorEntr
 def _chunks(
     entries: Sequence[TensorEntry], values: Iterable[MXTensor | NDArray[Any]]
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of a section: each tensor at its place."""
+    """Yield the bytes of a section: each tensor at its place."""
     end = 0
     for entry, tensor in zip(entries, values, strict=True):
         yield bytes(entry.offset - end)

@@ -1,4 +1,12 @@
-"""Weights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files."""
+"""Weights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files.
+
+fetch.py        a known model's weights (models.toml), downloaded and checked
+gguf_file.py    a .gguf file
+huggingface.py  a Hugging Face directory
+model.py        the one form in memory, whatever file it came from
+tokenizer.py    the tokenizers that mxdraft runs
+reference.py    the teacher: a plain forward pass of the unquantized weights
+"""
 
 from __future__ import annotations
 

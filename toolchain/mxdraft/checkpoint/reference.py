@@ -11,7 +11,7 @@ F32 = NDArray[np.float32]
 
 
 def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
-    """Cosine and sine [positions, head_dim/2] of position x rope_theta**(-2i/head_dim), computed in binary64
+    """Compute cosine and sine [positions, head_dim/2] of position x rope_theta**(-2i/head_dim), in binary64
     and rounded once."""
     frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
     angle = np.arange(positions)[:, None] * frequency
@@ -27,7 +27,7 @@ class Teacher:
         self._head = checkpoint.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
     def hidden(self, ids: NDArray[np.integer]) -> F32:
-        """Final normed hidden states [n, hidden] of token ids [n], positions from 0."""
+        """Return final normed hidden states [n, hidden] of token ids [n], positions from 0."""
         config = self.config
         cos, sin = rope_tables(config, len(ids))
         x = self._tensors["model.embed_tokens.weight"][ids]
@@ -49,7 +49,7 @@ class Teacher:
         return self._norm(x, self._tensors["model.norm.weight"])
 
     def logits(self, ids: NDArray[np.integer]) -> F32:
-        """Logits [n, vocab] of token ids [n]."""
+        """Return logits [n, vocab] of token ids [n]."""
         return self.hidden(ids) @ self._head.T
 
     def _norm(self, x: F32, weight: F32) -> F32:

@@ -1,4 +1,4 @@
-"""A drafter as ONNX files beside those of its target.
+"""A drafter as ONNX files next to those of its target.
 
 ``draft.features.onnx``: ``residuals`` f32 [batch, sequence, features, hidden] to ``state``
 [batch, sequence, hidden]. ``draft.step.onnx``: ``input_ids`` and ``position_ids`` int64 [batch, sequence],
@@ -52,7 +52,7 @@ class DraftMetadata(GraphMetadata):
 
 
 def export_drafter(drafter: TrainedDrafter, directory: Path) -> dict[str, Path]:
-    """Write both graphs beside the target's, which ``export_model`` wrote; returns their paths by name.
+    """Write both graphs next to the target's, which ``export_model`` wrote; returns their paths by name.
 
     Raises RefusedError if the target there is another one than the drafter's, TransferError if a file cannot
     be read or written.

@@ -1,7 +1,7 @@
 """Checkpoint to ONNX: quantizes the weights and builds the graphs.
 
 ``export_model`` writes ``model.base.onnx`` (base plane) and ``model.full.onnx`` (base + residual), whose
-weights lie in one ``model.onnx.data``, and beside them what Hugging Face's tools and ``mxdraft pack`` read:
+weights lie in one ``model.onnx.data``, and next to them what Hugging Face's tools and ``mxdraft pack`` read:
 ``tokenizer.json``, ``generation_config.json`` (bos and eos) and ``chat_template.jinja``.
 
 Initializers carry Hugging Face's names; a quantized tensor NAME is two of them, ``NAME.data`` and
@@ -224,7 +224,7 @@ class Graph:
     def mx_op(self, kind: str, inputs: list[str], output: str, width: int, **attributes: Any) -> str:
         """An operator of the domain ``mxdraft``, with f32 [batch, sequence, width] as output.
 
-        Its shape is stated, for inference does not see into functions and gets Attention wrong behind an
+        Its shape is stated, for inference does not see into functions and gets Attention wrong after an
         unknown width.
         """
         self.values.append(value_info(output, TensorProto.FLOAT, ["batch", "sequence", width]))
@@ -287,7 +287,7 @@ class Graph:
         layers: int,
         initializers: list[TensorProto],
     ) -> onnx.ModelProto:
-        """The model of these nodes. ``inputs``: type, and axes behind [batch, sequence];
+        """The model of these nodes. ``inputs``: type, and axes after [batch, sequence];
         ``outputs``: f32 [batch, sequence, width]; ``layers``: how many have a cache, an input and an output.
         """
         c = self.config

@@ -33,7 +33,8 @@ class OnnxRunner:
         self.config = Metadata.from_json(properties["mxdraft"]).config
 
     def logits(self, ids: Sequence[int], rows: int | None = None) -> NDArray[np.float32]:
-        """Logits [len(ids), vocab] after each of the tokens, in passes of ``rows`` tokens, or in one."""
+        """Return logits [len(ids), vocab] after each of the tokens, in passes of ``rows`` tokens, or in
+        one."""
         rows = rows or len(ids)
         cache = self._empty_cache()
         parts = []
@@ -43,7 +44,7 @@ class OnnxRunner:
         return np.concatenate(parts)
 
     def generate_greedy(self, ids: Sequence[int], count: int) -> list[int]:
-        """``count`` tokens after the prompt ``ids``, each the likeliest (lowest id among equals)."""
+        """Generate ``count`` tokens after the prompt ``ids``, each the likeliest (lowest id among equals)."""
         logits, cache = self._step(ids, self._empty_cache())
         generated = [int(logits[-1].argmax())]
         while len(generated) < count:
@@ -54,7 +55,7 @@ class OnnxRunner:
     def _step(
         self, ids: Sequence[int], cache: list[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
-        """Run tokens behind the positions of ``cache``: logits [len(ids), vocab], extended cache."""
+        """Run tokens after the positions of ``cache``: logits [len(ids), vocab], extended cache."""
         past = cache[0].shape[2]
         positions = np.arange(past, past + len(ids))[np.newaxis]
         names = [value.name for value in self._session.get_inputs()]

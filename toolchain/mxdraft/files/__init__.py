@@ -18,7 +18,7 @@ from mxdraft.errors import TransferError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file beside ``path``, open for reading and writing; its path is its ``name``.
+    """Open a temporary file next to ``path`` for reading and writing; its path is its ``name``.
 
     Leaving the block without an exception flushes it to the disk and renames it to ``path``. With one it is
     removed, and ``path`` stays as it was. Raises TransferError if the system refuses.
@@ -43,13 +43,13 @@ def write_json(path: Path, value: object) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal. Raises OSError."""
+    """Hash a file with SHA-256, in hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def default_cache() -> Path:
-    """$MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache."""
+    """Return $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache."""
     if own := os.environ.get("MXDRAFT_CACHE"):
         return Path(own)
     shared = os.environ.get("XDG_CACHE_HOME")

@@ -45,7 +45,7 @@ def build(
 
 
 def architecture(target: Target) -> str:
-    """The CPU architecture that a target's outputs are for, as ``uname -m`` tells it."""
+    """Return the CPU architecture that a target's outputs are for, as ``uname -m`` tells it."""
     arch = platform.machine() if target.arch == "host" else target.arch
     if arch not in ARCHITECTURES:
         raise RefusedError(f"this machine is {arch}: mxdraft builds on {' and '.join(ARCHITECTURES)}")
@@ -53,7 +53,7 @@ def architecture(target: Target) -> str:
 
 
 def sources(kind: str, repository: Path = REPOSITORY) -> list[Path]:
-    """The C files of an output, relative to the repository, in a fixed order."""
+    """List the C files of an output, relative to the repository, in a fixed order."""
     folders = ["src", "kernels", *(["cli"] if kind == "cli" else [])]
     found = [path for folder in folders for path in sorted((repository / "runtime" / folder).glob("*.c"))]
     return [path.relative_to(repository) for path in found]
@@ -71,8 +71,8 @@ def link(command: list[str], objects: list[Path], output: Path, glibc: str, audi
 
 
 def compiler(target: Target, kind: str) -> list[str]:
-    """zig for a target. The library runs inside the system's Python, hence glibc; the command line is static
-    musl, so that it runs on any system of its architecture."""
+    """Return the command of zig for a target. The library runs inside the system's Python, hence glibc; the
+    command line is static musl, so that it runs on any system of its architecture."""
     arch = architecture(target)
     libc = "musl" if kind == "cli" else f"gnu.{target.glibc}"
     cpu = [] if target.cpu == "baseline" and arch == "aarch64" else [f"-mcpu={target.cpu}"]

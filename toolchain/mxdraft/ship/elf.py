@@ -89,7 +89,7 @@ def _check_segments(path: Path, elf: Any) -> None:
 
 
 def _check_libraries(path: Path, elf: Any, glibc: str) -> None:
-    """A static executable has nothing to check; a shared library may need libc's parts up to a version."""
+    """Refuse libraries beyond libc's own and newer versions than promised; a static executable has none."""
     dynamic = elf.get_section_by_name(".dynamic")
     if dynamic is None:
         return
@@ -106,7 +106,7 @@ def _check_libraries(path: Path, elf: Any, glibc: str) -> None:
 
 
 def _needed_versions(elf: Any) -> list[tuple[str, str]]:
-    """(glibc version, symbol) of every versioned symbol that libc's parts have to provide."""
+    """Yield (glibc version, symbol) for every versioned symbol that libc's parts have to provide."""
     names: dict[int, str] = {}
     for section in elf.iter_sections():
         if isinstance(section, GNUVerNeedSection):

@@ -33,7 +33,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Service:
-    """Limits of the systemd unit beside ``RunSettings.memory_mib``. ``cpus``: a CPUAffinity list."""
+    """Limits of the systemd unit besides ``RunSettings.memory_mib``. ``cpus``: a CPUAffinity list."""
 
     cpus: str
     connections: int
@@ -121,7 +121,7 @@ def _checked(path: Path, table: str, values: object) -> dict[str, Any]:
 
 
 def _problem(rule: _Rule, value: object) -> str:
-    """What would be allowed, or nothing if ``value`` is."""
+    """Return what would be allowed, or nothing if ``value`` is."""
     match rule:
         case _Words():
             return "" if value in rule else ", ".join(rule)

@@ -1,7 +1,7 @@
 """Training text that a bundle writes itself: user turns and answers sampled from the bare chat template.
 
 No prompt set is needed, and the text is distributed as the model's own, which is what a drafter has to
-foresee. Document i of a seed is always the same, whatever stands beside it in a batch (the runtime is exact),
+foresee. Document i of a seed is always the same, whatever else is in its batch (the runtime is exact),
 so writing can be interrupted, and prolonged, at any point.
 
 A corpus is an .npz with ``tokens`` uint16 (documents one after another), ``offsets`` int64 (document i is
@@ -25,7 +25,7 @@ from mxdraft.files import replacing
 from mxdraft.files.npz import reading_npz
 from mxdraft.runtime import Engine, Model, Sequence
 
-LANES = 48  # sequences side by side
+LANES = 48  # sequences of a batch
 TEMPERATURES = (0.0, 0.7, 0.8, 1.0)  # of answers; user turns are sampled at 1
 TURN_LIMIT = 128  # tokens of a user turn
 ANSWER_LIMIT = 320
@@ -53,7 +53,7 @@ class Corpus:
         return sum(len(document.tokens) for document in self.documents.values())
 
     def missing(self, count: int) -> Iterator[int]:
-        """Numbers below ``count`` that are yet to be written."""
+        """Yield the numbers below ``count`` that are yet to be written."""
         return (i for i in range(count) if i not in self.documents and i not in self.dropped)
 
     def add(self, number: int, document: Document) -> None:
@@ -98,7 +98,7 @@ class Corpus:
 
 
 def repetition(tokens: NDArray[np.integer]) -> float:
-    """Share of the 4-grams of ``tokens`` that occurred before in it: small models loop, and loops teach
+    """Return the share of 4-grams in ``tokens`` that occurred before: small models loop, and loops teach
     little."""
     if len(tokens) < 4:
         return 0.0
@@ -203,7 +203,7 @@ class _Writer:
 
 
 def _loops(tokens: NDArray[np.uint16], answer_start: int) -> bool:
-    """Whether the last tokens of an answer, looked at now and then, say nothing new."""
+    """Tell whether the last tokens of an answer, looked at now and then, say nothing new."""
     written = len(tokens) - answer_start
     if written < 2 * _LOOP_WINDOW or written % 16:
         return False

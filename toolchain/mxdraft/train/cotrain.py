@@ -1,8 +1,8 @@
-"""A drafter and its target in training together: the target also learns to be foreseen.
+"""Training of a drafter and its target together: the target also learns to be foreseen.
 
-The drafter's loss has a gradient in the streams that it reads, and so in the target's base plane; beside it
-the target descends its own divergence from the teacher. What the drafter should say is the target's word,
-which gets no gradient: else saying less would be the target's easiest way to be foreseen.
+The drafter's loss has a gradient in the streams that it reads, and so in the target's base plane; at the same
+time the target descends its own divergence from the teacher. The target's word, which the drafter should
+foresee, gets no gradient: else saying less would be the target's easiest way to be foreseen.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from mxdraft.train.start import latent_bounds
 def train_together(
     recipe: Path, bundle: Path, checkpoint: Checkpoint, directory: Path, output: Path, delta: Path
 ) -> None:
-    """Train by the file ``recipe``, from where ``directory`` stands, the base plane of ``bundle`` and a
-    drafter for it; ``checkpoint``, of which the bundle was made, is the teacher. Writes both results."""
+    """Train the base plane of ``bundle`` and a drafter for it by the file ``recipe``, from where
+    ``directory`` stands, and write both. ``checkpoint``, of which the bundle was made, is the teacher."""
     settings = read_recipe(recipe, DraftRecipe)
     if not settings.target_lr or settings.target != "base":
         raise UsageError(f'recipe {recipe}: training both asks for target = "base" and a target_lr above 0')
@@ -53,8 +53,9 @@ def train_together(
 
 
 def trainable_base(bundle: Bundle) -> Llama:
-    """The target in base precision, its latents to be trained, its norms frozen. The latents start where the
-    bundle's elements are, in the middle of their roundings: nothing moves before they have left those."""
+    """Return the target in base precision with latents to be trained and frozen norms. The latents start
+    where the bundle's elements are, in the middle of their roundings: nothing moves before they have left
+    those."""
     target = bundle_target(bundle, "base")
     for name, linear in target.linears().items():
         plane = bundle.get("target.base", name)
@@ -90,7 +91,8 @@ class CoTrainer(DraftTrainer):
         return loss + count * self.divergence(batch, residuals, tokens), count
 
     def divergence(self, batch: Sequence[int], residuals: Tensor, tokens: Tensor) -> Tensor:
-        """Mean KL(teacher ‖ target) in nat over the places where the drafter's first step is asked."""
+        """Return the mean KL(teacher ‖ target) in nat over the places where the drafter's first step is
+        asked."""
         row, chain = self.places(batch, 1)
         given = self.target.read_by_head(residuals[:, :, -1])
         with torch.no_grad():
@@ -100,7 +102,7 @@ class CoTrainer(DraftTrainer):
 
     @torch.no_grad()
     def results(self) -> dict[str, float]:
-        """Also the target's divergence from the teacher."""
+        """Add the target's divergence from the teacher to the drafter's results."""
         total = count = 0.0
         for batch in self.grouped(self.held_out):
             places = len(self.places(batch, 1)[0])
@@ -109,7 +111,7 @@ class CoTrainer(DraftTrainer):
         return super().results() | {"target_kl": total / count}
 
     def trained_target(self) -> TrainedBase:
-        """What the target has become, with the recipe, the steps taken and the results."""
+        """Return what the target has become, with the recipe, the steps taken and the results."""
         meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": self.results()}
         return self.target.trained_base(meta)
 

@@ -16,10 +16,10 @@ from mxdraft.train.model import Llama
 
 
 def read_windows(path: Path, context: int, vocab: int) -> NDArray[np.int64]:
-    """Token ids [count, context] of a teacher-text file (.npz with an array ``tokens``).
+    """Read token ids [count, context] of a teacher-text file (.npz with an array ``tokens``).
 
-    The documents follow each other and are cut every ``context`` tokens. A window may span documents:
-    teacher and student read the same, so what the student is asked for is still what the teacher says there.
+    The documents follow each other and are cut every ``context`` tokens. A window may span documents: teacher
+    and student read the same, so what the student is asked for is still what the teacher says there.
     """
     with reading_npz(path, "teacher text (an .npz with an array 'tokens')") as arrays:
         tokens = arrays["tokens"].astype(np.int64)
@@ -34,7 +34,7 @@ def read_windows(path: Path, context: int, vocab: int) -> NDArray[np.int64]:
 
 
 def epoch_order(windows: NDArray[np.int64], epoch: int, seed: int) -> NDArray[np.int64]:
-    """``windows`` in the order of an epoch: a function of its arguments alone, for exact resume."""
+    """Return ``windows`` in the order of an epoch: a function of its arguments alone, for exact resume."""
     return np.asarray(np.random.default_rng((seed, epoch)).permutation(windows))
 
 
@@ -52,7 +52,8 @@ class TeacherStates:
         self.known = open_array(cache.with_suffix(".known.npy"), (len(windows),), np.bool_)
 
     def hidden(self, index: NDArray[np.int64]) -> Tensor:
-        """States [B, T, hidden] of windows ``index`` [B], rounded as the file holds them even if new."""
+        """Return states [B, T, hidden] of windows ``index`` [B], rounded as the file holds them even if
+        new."""
         for i in index[np.logical_not(self.known[index])]:
             with torch.no_grad():
                 tokens = torch.from_numpy(self.windows[i : i + 1]).to(self.model.head.device)
@@ -62,7 +63,8 @@ class TeacherStates:
 
 
 def open_array(path: Path, shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
-    """A memory-mapped .npy file, made if it is not there. Raises RefusedError if it has another shape."""
+    """Open a memory-mapped .npy file; it is made if it is not there. Raises RefusedError if it has another
+    shape."""
     if path.exists():
         array = np.lib.format.open_memmap(path, mode="r+")
         if array.shape != shape or array.dtype != dtype:

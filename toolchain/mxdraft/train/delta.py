@@ -9,7 +9,7 @@ File, little-endian: magic; u32 length of the header; header (JSON, UTF-8); the 
 header lists; SHA-256 of everything before. ``apply_delta`` refuses anything else, a checkpoint other than
 the one trained from, and a result that is not byte for byte what was written.
 
-The coder is rANS (Duda 2013, arXiv 1311.2540), many states side by side so that numpy can step all of them
+The coder is rANS (Duda 2013, arXiv 1311.2540), many states at a time so that numpy can step all of them
 at once.
 """
 
@@ -34,7 +34,7 @@ from mxdraft.files import replacing
 from mxdraft.mx import BLOCK, MXTensor
 
 _MAGIC = b"MXQDELT1"
-_LANES = 16384  # rANS states side by side
+_LANES = 16384  # rANS states at a time
 _PRECISION = 12  # bits of a symbol's frequency
 _LOW = 1 << 16  # a state lies in [_LOW, _LOW << 16) and moves 16 bits at a time
 _CONTEXTS = 256  # |weight| / 2**exponent in steps of 1/32, the last one open
@@ -84,7 +84,7 @@ def write_delta(path: Path, checkpoint: Checkpoint, trained: TrainedBase) -> Non
 
 
 def apply_delta(path: Path, checkpoint: Checkpoint) -> TrainedBase:
-    """The trained base plane of ``checkpoint``, bit for bit as it was written.
+    """Rebuild the trained base plane of ``checkpoint``, bit for bit as it was written.
 
     Raises RefusedError if the file is damaged or belongs to another checkpoint.
     """
@@ -165,7 +165,7 @@ def _rebuild(checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any]
 
 
 def _kinds(checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """The decoder's linear weights by what they do: their name behind the layer's number."""
+    """List the decoder's linear weights by what they do: their name after the layer's number."""
     kinds: dict[str, list[str]] = {}
     for name, shape in expected_tensors(checkpoint.config).items():
         if name.startswith("model.layers.") and len(shape) == 2:
@@ -178,7 +178,7 @@ def _norms(checkpoint: Checkpoint) -> list[str]:
 
 
 def _digest(checkpoint: Checkpoint, trained: TrainedBase) -> str:
-    """SHA-256 over elements and scales of every plane, then every norm, each in order of execution."""
+    """Hash elements and scales of every plane, then every norm, each in order of execution."""
     digest = hashlib.sha256()
     for name in expected_tensors(checkpoint.config):
         if name in trained.planes:
@@ -190,7 +190,7 @@ def _digest(checkpoint: Checkpoint, trained: TrainedBase) -> str:
 
 
 def _context(weight: NDArray[np.float32], scale: _Bytes) -> tuple[_Bytes, NDArray[np.bool_]]:
-    """What the teacher's weight says about its trained element: size in 1/32 grid units, and sign.
+    """Return what the teacher's weight says about its trained element: size in 1/32 grid units, and sign.
 
     Every step is exact, so every machine finds the same.
     """
@@ -218,7 +218,8 @@ def _inflate(section: bytes, size: int) -> bytes:
 
 
 def _frequencies(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Frequencies [contexts, symbols] that add up to 2**_PRECISION, at least 1 for what occurs."""
+    """Scale ``counts`` to frequencies [contexts, symbols] that add up to 2**_PRECISION, at least 1 for what
+    occurs."""
     total = np.maximum(counts.sum(1, keepdims=True), 1)
     frequency: NDArray[np.int64] = np.maximum((counts << _PRECISION) // total, counts > 0)
     frequency[np.arange(len(counts)), counts.argmax(1)] += (1 << _PRECISION) - frequency.sum(1)
@@ -230,7 +231,7 @@ def _steps(count: int) -> Iterator[slice]:
 
 
 def _encode(symbols: _Bytes, contexts: _Bytes) -> bytes:
-    """Frequency table, final states, then words in the order in which decoding asks for them."""
+    """Write frequency table, final states, then words in the order in which decoding asks for them."""
     key = contexts.astype(np.int64) * _SYMBOLS + symbols
     counts = np.bincount(key, minlength=_CONTEXTS * _SYMBOLS).reshape(_CONTEXTS, _SYMBOLS)
     frequency = _frequencies(counts)
@@ -249,7 +250,7 @@ def _encode(symbols: _Bytes, contexts: _Bytes) -> bytes:
 
 
 def _decode(section: bytes, contexts: _Bytes) -> _Bytes:
-    """Inverse of ``_encode``. Raises ValueError if the section is not what it would have written."""
+    """Undo ``_encode``. Raises ValueError if the section is not what it would have written."""
     table_size, state_size = 2 * _CONTEXTS * _SYMBOLS, 4 * _LANES
     frequency = np.frombuffer(section[:table_size], "<u2").astype(np.int64).reshape(_CONTEXTS, _SYMBOLS)
     state = np.frombuffer(section[table_size : table_size + state_size], "<u4").astype(np.int64)

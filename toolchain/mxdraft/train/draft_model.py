@@ -38,7 +38,7 @@ class DraftModel(nn.Module):
         self.model = Decoder(replace(config, layers=1))
 
     def forward(self, target: Llama, residuals: Tensor, tokens: Tensor, depth: int) -> list[Tensor]:
-        """What the head reads [B, T, hidden] in each of ``depth`` draft steps.
+        """Return what the head reads [B, T, hidden] in each of ``depth`` draft steps.
 
         Row t of step j = 1 … is for the token at t + j + 1, given the streams at t and tokens up to t + j.
         Rows that would need tokens beyond the end hold nothing of use.
@@ -69,7 +69,7 @@ class DraftModel(nn.Module):
         return {f"{name}.weight": m.weight for name, m in self.named_modules() if isinstance(m, RMSNorm)}
 
     def start_quantized(self) -> None:
-        """From now on read all weights through MXFP4."""
+        """Read all weights through MXFP4 from now on."""
         for linear in self.linears().values():
             scale = search_scale(linear.weight)
             linear.start(linear.weight.detach() / scale.repeat_interleave(32, 1), scale)
@@ -117,7 +117,7 @@ class DraftModel(nn.Module):
 
 
 def restored(trained: TrainedDrafter, config: ModelConfig) -> DraftModel:
-    """The model that training left as ``trained``."""
+    """Rebuild the model that training left as ``trained``."""
     model = DraftModel(config, len(trained.feature_layers))
     for name, linear in model.linears().items():
         linear.restore(trained.planes[name])
@@ -128,8 +128,8 @@ def restored(trained: TrainedDrafter, config: ModelConfig) -> DraftModel:
 
 
 def draft_vocabulary(documents: list[Tensor], vocab: int, size: int) -> Tensor:
-    """The ``size`` most frequent tokens of ``documents``, ascending; among equals those of lower id, which
-    byte-pair encoding learned earlier."""
+    """Return the ``size`` most frequent tokens of ``documents``, ascending; among equals those of lower id,
+    which byte-pair encoding learned earlier."""
     counts = torch.zeros(vocab, dtype=torch.int64)
     for tokens in documents:
         counts += torch.bincount(tokens, minlength=vocab)
@@ -148,7 +148,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _ridge(inputs: Tensor, wanted: Tensor, damping: float = _RIDGE) -> Tensor:
-    """W [out, in] that minimizes ‖inputs Wᵀ − wanted‖² for matrices [n, in] and [n, out], damped."""
+    """Return W [out, in] that minimizes ‖inputs Wᵀ − wanted‖² for matrices [n, in] and [n, out], damped."""
     gram = inputs.T @ inputs
     gram.diagonal().add_(damping * gram.diagonal().mean())
     return torch.linalg.solve(gram, inputs.T @ wanted).T

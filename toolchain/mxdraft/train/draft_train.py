@@ -29,8 +29,8 @@ from mxdraft.train.run import TrainingRun
 def train_drafter(
     recipe: Path, bundle: Path, directory: Path, output: Path, progress: Callable[[int, int], None]
 ) -> None:
-    """Train by the file ``recipe`` for a precision of ``bundle``, from where ``directory`` stands, and
-    write the drafter. ``progress``: of the target's features, tokens done and in all."""
+    """Train a drafter for a precision of ``bundle`` by the file ``recipe``, from where ``directory`` stands,
+    and write it. ``progress``: of the target's features, tokens done and in all."""
     settings = read_recipe(recipe, DraftRecipe)
     if settings.target_lr:
         raise UsageError(f"recipe {recipe}: target_lr trains the target too: give --weights and --delta")
@@ -44,8 +44,8 @@ def train_drafter(
 
 @dataclass(frozen=True)
 class Rows:
-    """What is asked for at n places of a batch: ``wanted`` and ``given`` are logits [n, rows], of target and
-    drafter, over the draft vocabulary and the extra rows; those not allowed are −inf."""
+    """What is asked for at n places of a batch: logits [n, rows] that the target (``wanted``) and the drafter
+    (``given``) have over the draft vocabulary and the extra rows; those not allowed are −inf."""
 
     wanted: Tensor
     given: Tensor
@@ -121,11 +121,12 @@ class DraftTrainer(TrainingRun):
         return float(loss / count), norms[0]
 
     def loss(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Sum over the places of a batch, and their number."""
+        """Return the sum over the places of a batch, and their number."""
         return self.draft_loss(batch, *self.padded(batch))
 
     def draft_loss(self, batch: Sequence[int], residuals: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The drafter's loss over the places of a batch, draft steps weighted, and the number of places."""
+        """Return the drafter's loss over the places of a batch, draft steps weighted, and the number of
+        places."""
         depth = sum(self.step >= start for start in self.recipe.unroll_at)
         weights = [self.recipe.unroll_decay**j for j in range(depth)]
         loss = torch.zeros((), device=self.device)
@@ -135,11 +136,12 @@ class DraftTrainer(TrainingRun):
         return loss, torch.tensor(float(len(steps[0].wanted)), device=self.device)
 
     def rows(self, batch: Sequence[int], depth: int) -> list[Rows]:
-        """Target and drafter at every place of the batch's answers, for each draft step."""
+        """Ask target and drafter at every place of the batch's answers, for each draft step."""
         return self.compare(batch, *self.padded(batch), depth)
 
     def compare(self, batch: Sequence[int], residuals: Tensor, tokens: Tensor, depth: int) -> list[Rows]:
-        """``rows`` of a batch whose streams and tokens are at hand; the target's words carry no gradient."""
+        """Return ``rows`` for a batch whose streams and tokens are at hand; the target's words carry no
+        gradient."""
         read = self.model(self.target, residuals, tokens, depth)
         extra, seen = extra_rows(tokens, self.ids)
         head = self.target.head[torch.cat([self.ids, extra])]
@@ -156,8 +158,9 @@ class DraftTrainer(TrainingRun):
         return found
 
     def places(self, batch: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
-        """(place in the batch, position where the chain starts) of every chain within an answer that is long
-        enough for a ``step``-th token; what that should be the target says at position start + step."""
+        """Return (place in the batch, position where the chain starts) of every chain within an answer
+        that is long enough for a ``step``-th token; what that should be the target says at position start
+        + step."""
         rows, chains = [], []
         for row, number in enumerate(batch):
             document = self.documents[number]
@@ -171,8 +174,8 @@ class DraftTrainer(TrainingRun):
 
     @torch.no_grad()
     def results(self) -> dict[str, float]:
-        """Loss, and at each draft step the share of places where drafter and target agree on the likeliest
-        token (whether or not the steps before did)."""
+        """Return the loss, and at each draft step the share of places where drafter and target agree on the
+        likeliest token (whether or not the steps before did)."""
         loss = count = 0.0
         agreed = [0.0] * self.depth
         for batch in self.grouped(self.held_out):
@@ -185,8 +188,8 @@ class DraftTrainer(TrainingRun):
 
     @torch.no_grad()
     def calibration(self) -> tuple[tuple[float, float], ...]:
-        """Inverse temperature and odds of each draft step that make the confidence the likeliest to be right
-        on the documents held out; a step counts where the ones before agreed."""
+        """Fit inverse temperature and odds of each draft step so that the confidence is the likeliest to be
+        right on the held-out documents; a step counts where the ones before agreed."""
         logits: list[list[Tensor]] = [[] for _ in range(self.depth)]
         hits: list[list[Tensor]] = [[] for _ in range(self.depth)]
         for number in self.held_out:
@@ -200,8 +203,8 @@ class DraftTrainer(TrainingRun):
         return tuple(fit_confidence(x, torch.cat(h)) for x, h in zip(logits, hits, strict=True))
 
     def trained(self, source_sha256: str) -> TrainedDrafter:
-        """What the model has become, with the recipe, the steps taken and the results on the documents held
-        out. Its weights must be read through MXFP4 by now."""
+        """Return what the model has become, with the recipe, the steps taken and the results on the held-out
+        documents. Its weights must be read through MXFP4 by now."""
         meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": self.results()}
         return TrainedDrafter(
             feature_layers=tuple(self.recipe.feature_layers),
@@ -223,7 +226,7 @@ class DraftTrainer(TrainingRun):
                 linear.weight.clamp_(-self.recipe.latent_clip, self.recipe.latent_clip)
 
     def optimizers(self) -> list[tuple[torch.optim.Optimizer, list[Tensor]]]:
-        """What steps, and on what; gradients are clipped apart."""
+        """Return what steps, and on what; gradients are clipped apart."""
         return [(self.optimizer, list(self.model.parameters()))]
 
     # ---- checkpoint ----
@@ -268,7 +271,8 @@ class DraftTrainer(TrainingRun):
     def compute_features(
         self, corpora: Sequence[Corpus], progress: Callable[[int, int], None] | None
     ) -> list[Features]:
-        """The target's streams for each corpus; the first process computes what is wanted and not on file."""
+        """Compute the target's streams for each corpus; the first process computes what is wanted and not on
+        file."""
         if self.rank > 0:
             distributed.barrier()
         found = []
@@ -294,7 +298,7 @@ class DraftTrainer(TrainingRun):
         return found
 
     def read(self, number: int) -> tuple[Tensor, Tensor]:
-        """Residual streams [T, layers, hidden] and tokens [T] of a document."""
+        """Return residual streams [T, layers, hidden] and tokens [T] of a document."""
         tokens = torch.from_numpy(self.documents[number].tokens.astype(np.int64))
         for features in self.features:
             if number < len(features.documents):
@@ -303,7 +307,8 @@ class DraftTrainer(TrainingRun):
         raise IndexError(number)
 
     def padded(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Residual streams [B, T, layers, hidden] and tokens [B, T] of documents, zeros behind their ends."""
+        """Return residual streams [B, T, layers, hidden] and tokens [B, T] of documents, zeros after their
+        ends."""
         read = [self.read(number) for number in batch]
         streams = torch.nn.utils.rnn.pad_sequence([r for r, _ in read], batch_first=True)
         return streams, torch.nn.utils.rnn.pad_sequence([t for _, t in read], batch_first=True)
@@ -330,8 +335,8 @@ def load_weights(model: DraftModel, state: dict[str, Tensor]) -> None:
 
 
 def extra_rows(tokens: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens of documents [B, T] that are not among ``ids``, ascending [E], and where in each document each
-    of them occurs first [B, E] (T: not at all)."""
+    """List the tokens of documents [B, T] that are not among ``ids``, ascending [E], and where in each
+    document each of them occurs first [B, E] (T: not at all)."""
     extra = tokens.unique()
     extra = extra[~torch.isin(extra, ids)]
     length = tokens.shape[1]
@@ -345,22 +350,22 @@ def extra_rows(tokens: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def soft_cross_entropy(wanted: Tensor, given: Tensor) -> Tensor:
-    """Sum over rows of the cross entropy of softmax(given) under softmax(wanted), in nat; −inf in both is
-    left out."""
+    """Sum over rows the cross entropy of softmax(given) under softmax(wanted), in nat; −inf in both is left
+    out."""
     log = torch.log_softmax(given, -1)
     probability = torch.softmax(wanted, -1)
     return -(probability * log.masked_fill(probability == 0, 0)).sum()
 
 
 def confidence(logits: Tensor, inverse_temperature: float, odds: float) -> Tensor:
-    """Probability [n] that the likeliest of ``logits`` [n, rows] is right (docs/arithmetic.md)."""
+    """Return the probability [n] that the likeliest of ``logits`` [n, rows] is right (docs/arithmetic.md)."""
     above = torch.exp(inverse_temperature * (logits - logits.amax(-1, keepdim=True))).sum(-1) - 1
     return 1 / (1 + odds * above)
 
 
 def fit_confidence(logits: Sequence[Tensor], hit: Tensor) -> tuple[float, float]:
-    """Inverse temperature and odds that make ``confidence`` the likeliest, given whether it was right [n];
-    logits of the n rows in parts, for they differ in their number of head rows."""
+    """Fit inverse temperature and odds that make ``confidence`` the likeliest, given whether it was right
+    [n]; logits of the n rows in parts, for they differ in their number of head rows."""
     best = (float("inf"), 1.0, 1.0)
     for inverse_temperature in np.geomspace(0.25, 2, 25).tolist():
         # ln s with s = Σ exp(i·(l − max l)) − 1, so that ln(odds of the confidence) = −ln s − ln r.

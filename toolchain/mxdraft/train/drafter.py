@@ -50,11 +50,11 @@ class TrainedDrafter:
     meta: dict[str, Any]  # recipe and results, for people and provenance
 
     def tensors(self, config: Dimensions) -> Iterator[TensorSpec]:
-        """Name, data type and shape of its tensors in the order of storage."""
+        """List name, data type and shape of its tensors in the order of storage."""
         return required_draft_tensors(config, len(self.feature_layers), len(self.draft_ids))
 
     def values(self, name: str) -> MXTensor | NDArray[Any]:
-        """What a tensor holds."""
+        """Return what a tensor holds."""
         stored: dict[str, Any] = {**self.planes, **self.norms, "draft_ids": self.draft_ids}
         return stored[name]
 
@@ -76,7 +76,7 @@ def save_drafter(path: Path, drafter: TrainedDrafter) -> None:
 
 
 def load_drafter(path: Path, config: ModelConfig) -> TrainedDrafter:
-    """Read a file of ``save_drafter`` that shall fit a target of ``config``. Raises RefusedError."""
+    """Read a file of ``save_drafter`` for a target of ``config``. Raises RefusedError if it is none."""
     with reading_npz(path, "drafter for this model") as arrays:
         header = json.loads(arrays["header"].tobytes())
         layers = tuple(int(layer) for layer in header["feature_layers"])
@@ -108,8 +108,9 @@ def add_drafter(writer: BundleWriter, drafter: TrainedDrafter, config: Dimension
 
 
 def draft_cost(drafter: TrainedDrafter, bundle: Bundle) -> float:
-    """Bytes that a draft step reads, as share of those of a step of the target in base precision: drafter and
-    head rows of the draft vocabulary against base plane and head, each at its size in the bundle."""
+    """Return the bytes that a draft step reads, as share of those of a base-precision step of the target:
+    drafter and head rows of the draft vocabulary against base plane and head, each at its size in the
+    bundle."""
     config = bundle.config
     own = sum(tensor_nbytes(dtype, *shape) for _, dtype, shape in drafter.tensors(config))
     rows = tensor_nbytes(MXINT8T, len(drafter.draft_ids), config.hidden)

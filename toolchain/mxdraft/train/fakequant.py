@@ -21,7 +21,7 @@ _SNAP = 1.5 * 2.0**23  # x + s * _SNAP - s * _SNAP rounds x to a multiple of s, 
 
 
 def round_e2m1(x: Tensor) -> Tensor:
-    """The nearest E2M1 values (ties to even mantissa, saturating at 6) of a float32 tensor."""
+    """Round a float32 tensor to the nearest E2M1 values (ties to even mantissa, saturating at 6)."""
     x = x.clamp(-6, 6)
     # E2M1 steps by .5 below 2, then by 1 up to 4 and by 2 up to 6: half the power of
     # two not above max(|x|, 1).
@@ -58,8 +58,8 @@ class _FakeQuantActivations(torch.autograd.Function):
 
 
 def fake_quant_activations(x: Tensor) -> Tensor:
-    """What a base-precision product sees of f32 rows (``mx.quantize_activations``); the gradient is the
-    identity."""
+    """Return what a base-precision product sees of f32 rows (``mx.quantize_activations``); the gradient is
+    the identity."""
     return cast(Tensor, _FakeQuantActivations.apply(x))
 
 
@@ -89,7 +89,7 @@ class MXLinear(nn.Module):
         self.start(torch.from_numpy(latent), torch.from_numpy(scale))
 
     def read(self) -> Tensor:
-        """The weight [out, in] as products see it."""
+        """Return the weight [out, in] as products see it."""
         if self.scale is None:
             return self.weight
         return cast(Tensor, _FakeQuantMXFP4.apply(self.weight, self.scale))
@@ -98,7 +98,7 @@ class MXLinear(nn.Module):
         return F.linear(x, self.read())
 
     def mx(self) -> MXTensor:
-        """The plane that ships: codes of the latents with the frozen exponents."""
+        """Return the plane that ships: codes of the latents with the frozen exponents."""
         if self.scale is None:
             raise ValueError("this layer does not read its weight through MXFP4")
         value = round_e2m1(self.weight.detach()).cpu().numpy()

@@ -23,8 +23,9 @@ _BATCH_TOKENS = 2048  # padding included
 
 
 def bundle_target(bundle: Bundle, precision: Literal["base", "full"]) -> Llama:
-    """The target as the runtime computes it, frozen: in base precision the MXFP4 plane and int8 activations;
-    in full precision base and residual, and activations in f32, which the runtime's 15 bits come close to.
+    """Build the frozen target as the runtime computes it: in base precision the MXFP4 plane and int8
+    activations; in full precision base and residual, and activations in f32, which the runtime's 15 bits come
+    close to.
 
     Raises UsageError if the bundle has no residual plane but is asked for full precision.
     """
@@ -54,7 +55,7 @@ class _Weights:
 
 
 class Features:
-    """Residual streams of ``target`` behind ``layers`` for documents, float16 [tokens, layers, hidden] in the
+    """Residual streams of ``target`` after ``layers`` for documents, float16 [tokens, layers, hidden] in the
     file ``cache``, where they are found again.
 
     The last layer's stream also tells the target's distribution, by its norm and head.
@@ -72,7 +73,7 @@ class Features:
         self._known = open_array(cache.with_suffix(".known.npy"), (len(documents),), np.bool_)
 
     def of(self, number: int) -> Tensor:
-        """float32 [tokens, layers, hidden] of a document that ``compute`` has seen."""
+        """Return float32 [tokens, layers, hidden] of a document that ``compute`` has seen."""
         states = self.states[self.starts[number] : self.starts[number + 1]]
         return torch.from_numpy(states.astype(np.float32))
 
@@ -100,7 +101,7 @@ class Features:
 
 
 def batches(lengths: Sequence[int], skip: NDArray[np.bool_], most_tokens: int) -> list[list[int]]:
-    """Documents that are not skipped in groups of like length, each of at most ``most_tokens`` with padding
+    """Group documents that are not skipped by like length, each group of at most ``most_tokens`` with padding
     (or of one document)."""
     groups: list[list[int]] = []
     for number in sorted(np.flatnonzero(~skip).tolist(), key=lambda i: lengths[i]):
@@ -112,7 +113,7 @@ def batches(lengths: Sequence[int], skip: NDArray[np.bool_], most_tokens: int) -
 
 
 def pad(documents: Sequence[NDArray[np.uint16]]) -> Tensor:
-    """Documents as int64 [B, longest], zeros behind their ends."""
+    """Return documents as int64 [B, longest], zeros after their ends."""
     tokens = np.zeros((len(documents), max(map(len, documents))), np.int64)
     for row, document in zip(tokens, documents, strict=True):
         row[: len(document)] = document

@@ -35,7 +35,7 @@ class _Distill(torch.autograd.Function):
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
-    """Mean over positions of KL(teacher ‖ student) in nat.
+    """Return the mean over positions of KL(teacher ‖ student) in nat.
 
     ``student``, ``teacher``: final hidden states [n, hidden]; ``head`` [vocab, hidden] turns both into
     logits. Only the student receives a gradient.

@@ -136,12 +136,12 @@ class Llama(nn.Module):
                 parameter.copy_(torch.from_numpy(weights.tensors[name]))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Hidden states [B, T, hidden], as the head reads them, of int64 tokens [B, T]."""
+        """Return hidden states [B, T, hidden], as the head reads them, of int64 tokens [B, T]."""
         (residual,) = self.residuals(tokens, (len(self.model.layers),))
         return self.read_by_head(residual)
 
     def residuals(self, tokens: Tensor, after: Collection[int]) -> list[Tensor]:
-        """Residual streams [B, T, hidden] behind so many layers each, in ascending order."""
+        """Return residual streams [B, T, hidden] after each layer count in ``after``, in ascending order."""
         x = F.embedding(tokens, self.embedding)
         rope = self.rope(0, tokens.shape[1])
         kept = []
@@ -152,22 +152,22 @@ class Llama(nn.Module):
         return kept
 
     def read_by_head(self, residual: Tensor) -> Tensor:
-        """What the head reads of the last layer's residual stream."""
+        """Return what the head reads of the last layer's residual stream."""
         return self.quantize(self.model.norm(residual))
 
     def rope(self, first: int, count: int) -> Rope:
-        """Cosine and sine [count, head_dim/2] of positions from ``first`` on."""
+        """Return cosine and sine [count, head_dim/2] of positions from ``first`` on."""
         return self.cos[first : first + count], self.sin[first : first + count]
 
     def linears(self) -> dict[str, MXLinear]:
-        """The quantizable layers by their weight's name, in order of execution."""
+        """List the quantizable layers by their weight's name, in order of execution."""
         return {f"{name}.weight": m for name, m in self.named_modules() if isinstance(m, MXLinear)}
 
     def norms(self) -> dict[str, nn.Parameter]:
         return {f"{name}.weight": m.weight for name, m in self.named_modules() if isinstance(m, RMSNorm)}
 
     def trained_base(self, meta: dict[str, Any]) -> TrainedBase:
-        """The MXFP4 planes and norms, as ``write_delta`` takes them."""
+        """Return the MXFP4 planes and norms, as ``write_delta`` takes them."""
         planes = {name: linear.mx() for name, linear in self.linears().items()}
         norms = {name: norm.detach().float().cpu().numpy() for name, norm in self.norms().items()}
         return TrainedBase(planes, norms, meta)

@@ -1,4 +1,4 @@
-"""Training recipes: TOML files that say everything a run depends on beside the checkpoint and the text."""
+"""Training recipes: TOML files that say everything a run depends on but the checkpoint and the text."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class TrainingSchedule:
     checkpoint_every: int
 
     def rate(self, step: int) -> float:
-        """Share of the peak learning rate at 0-based ``step``: linear rise, plateau, then 1 − √progress
-        (Hägele et al. 2024, arXiv 2405.18392), so that a run may be prolonged from its plateau."""
+        """Return the share of the peak learning rate at 0-based ``step``: linear rise, plateau, then 1 −
+        √progress (Hägele et al. 2024, arXiv 2405.18392), so that a run may be prolonged from its plateau."""
         rise = (step + 1) / (self.warmup + 1)
         cooled = max(0, step - (self.steps - self.cooldown))
         fall = 1 - math.sqrt(cooled / self.cooldown) if cooled else 1.0
@@ -54,9 +54,8 @@ class Recipe(TrainingSchedule):
     int8_activations: bool
     batch: int  # windows a step, over all processes
     reach: float  # how far an element may lie from its weight (start.within_reach); 0: to latent_clip
-    dampen: (
-        float  # share of the way to its grid value that a latent is pulled each step, times the rate's share
-    )
+    # Share of the way to its grid value that a latent is pulled each step, times the rate's share.
+    dampen: float
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,13 @@ class DraftRecipe(TrainingSchedule):
 
     target: Literal["base", "full"]  # the precision whose streams are read and whose words are foreseen
     target_lr: float  # in grid units, of a base plane that trains along (cotrain.py); 0: it is frozen
-    draft_weight: float  # of the drafter's loss in that base plane's, beside its divergence from the teacher
+    # Weight of the drafter's loss in that base plane's, where its divergence from the teacher has weight 1.
+    draft_weight: float
     reach: float  # of that base plane, as in ``Recipe``
     texts: list[str]  # corpora (mxdraft.train.corpus), relative to the recipe
     share: float  # of the documents that may train, how many do: 1 is all, the first ones are taken
     held_out: int  # documents, the last of each corpus, that never train; they calibrate the confidence
-    feature_layers: list[int]  # behind so many layers of the target its residual stream is read
+    feature_layers: list[int]  # layers of the target after which its residual stream is read
     vocab: int  # tokens of the static draft vocabulary
     ridge: int  # documents from which the input maps are computed before training
     unroll_at: list[int]  # training steps from which on the loss has 1, 2, … draft steps; the first is 0
@@ -101,7 +101,7 @@ def read_recipe(path: Path, kind: type[Kind]) -> Kind:
         if get_origin(wanted) is list:
             (item,) = get_args(wanted)
             if type(value) is not list or not value or any(type(v) is not item for v in value):
-                raise UsageError(f"recipe {path}: {field.name} = {value!r} is no list of {item.__name__}")
+                raise UsageError(f"recipe {path}: {field.name} = {value!r} is not a list of {item.__name__}")
         elif choices := get_args(wanted):
             if value not in choices:
                 raise UsageError(f"recipe {path}: {field.name} = {value!r} is none of {', '.join(choices)}")

@@ -43,19 +43,19 @@ class TrainingRun(ABC):
 
     @abstractmethod
     def advance(self) -> tuple[float, float]:
-        """One step. Returns the loss on its text and the norm of its gradient before clipping."""
+        """Take one step. Returns the loss on its text and the norm of its gradient before clipping."""
 
     @abstractmethod
     def results(self) -> dict[str, float]:
-        """How good the model is on what was held out."""
+        """Tell how good the model is on what was held out."""
 
     @abstractmethod
     def linears(self) -> list[MXLinear]:
-        """The layers that read their weights through MXFP4 by now."""
+        """Return the layers that read their weights through MXFP4 by now."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside step and recipe."""
+        """Return what a checkpoint holds besides step and recipe."""
 
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
@@ -93,8 +93,8 @@ class TrainingRun(ABC):
 
     @torch.no_grad()
     def weight_statistics(self) -> dict[str, float]:
-        """Shares of all linear weights: beyond the largest element; whose code changed since the last call;
-        whose code changed, but only to return to what it was two calls ago (oscillation)."""
+        """Return shares of all linear weights: beyond the largest element; whose code changed since the last
+        call; whose code changed, but only to return to what it was two calls ago (oscillation)."""
         linears = self.linears()
         if not linears:
             return {}
@@ -152,14 +152,14 @@ class TrainingRun(ABC):
                 distributed.all_reduce(tensor)
 
     def compute(self) -> AbstractContextManager[Any]:
-        """The precision of the recipe's matrix products."""
+        """Enter the precision of the recipe's matrix products."""
         if self.schedule.compute == "f32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
 def _join_processes() -> tuple[int, int]:
-    """(rank, number) of the processes that torchrun started, or (0, 1)."""
+    """Return (rank, number) of the processes that torchrun started, or (0, 1)."""
     if "WORLD_SIZE" not in os.environ:
         return 0, 1
     if torch.cuda.is_available():

@@ -48,7 +48,7 @@ def start_quantized(model: Llama, start: Start, tokens: Tensor, names: Collectio
 
 
 def search_scale(weight: Tensor) -> Tensor:
-    """2**exponent [out, in/32] of the rule ``search`` of mxdraft.mx."""
+    """Return 2**exponent [out, in/32] by the rule ``search`` of mxdraft.mx."""
     code = mx.quantize(weight.detach().cpu().numpy(), "mxfp4", "search").scale
     return torch.from_numpy(np.ldexp(np.float32(1), code.astype(np.int32) - 127)).to(weight.device)
 
@@ -57,7 +57,7 @@ def search_scale(weight: Tensor) -> Tensor:
 def latent_bounds(
     weights: Llama, student: Llama, reach: float, latent_clip: float
 ) -> list[tuple[float, float] | tuple[Tensor, Tensor]]:
-    """Least and largest latents of each linear layer of ``student``, which rounds ``weights``: within
+    """Return least and largest latents of each linear layer of ``student``, which rounds ``weights``: within
     ``reach``, or with 0 anywhere up to ``latent_clip``."""
     if not reach:
         return [(-latent_clip, latent_clip)] * len(weights.linears())
@@ -66,7 +66,8 @@ def latent_bounds(
 
 
 def within_reach(weight: Tensor, scale: Tensor, reach: float) -> tuple[Tensor, Tensor]:
-    """Least and largest elements [out, in] (of E2M1, as float16) that leave the residual plane its precision.
+    """Return least and largest elements [out, in] (of E2M1, as float16) that leave the residual plane its
+    precision.
 
     That plane has one exponent a block too, so the element farthest from its weight decides how coarsely all
     32 are corrected. Elements thus stay within ``reach`` times the residual's power of two that rounding
@@ -84,7 +85,7 @@ def within_reach(weight: Tensor, scale: Tensor, reach: float) -> tuple[Tensor, T
 
 
 def compensate(weight: Tensor, inputs: Tensor, scale: Tensor) -> Tensor:
-    """Latents [out, in] whose rounding nearly minimizes ‖inputs (weight − rounded)ᵀ‖; inputs [n, in].
+    """Compute latents [out, in] whose rounding nearly minimizes ‖inputs (weight − rounded)ᵀ‖; inputs [n, in].
 
     Columns go from the strongest input to the weakest, so that the errors that matter most find the most
     columns left to correct them. Raises torch.linalg.LinAlgError if the inputs hold NaN or Inf.

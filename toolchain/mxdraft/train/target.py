@@ -25,7 +25,8 @@ from mxdraft.train.start import latent_bounds, start_quantized
 
 
 def train_target(recipe: Path, checkpoint: Checkpoint, directory: Path, delta: Path) -> None:
-    """Train by the file ``recipe``, from where ``directory`` stands, and write the result to ``delta``."""
+    """Train the base plane of ``checkpoint`` by the file ``recipe``, from where ``directory`` stands, and
+    write the result to ``delta``."""
     settings = read_recipe(recipe, Recipe)
     trainer = Trainer(settings, recipe.parent / settings.text, checkpoint, directory)
     trainer.run()
@@ -76,7 +77,7 @@ class Trainer(TrainingRun):
         self._clamp_latents()
 
     def advance(self) -> tuple[float, float]:
-        """One step. Returns the KL of its text and the norm of its gradient before clipping."""
+        """Take one step. Returns the KL of its text and the norm of its gradient before clipping."""
         recipe = self.recipe
         index = self._batch(self.step)[self.rank :: self.processes]
         wanted = self.teacher.hidden(index).to(self.device)
@@ -102,15 +103,15 @@ class Trainer(TrainingRun):
 
     @torch.no_grad()
     def evaluate(self) -> StudentQuality:
-        """Student against teacher on the windows held out."""
+        """Compare student and teacher on the held-out windows."""
         tokens = torch.from_numpy(self.windows[self.held_out]).to(self.device)
         wanted = self.teacher.hidden(self.held_out).to(self.device)
         hidden = torch.cat([self.student(window[None]) for window in tokens])
         return measure_quality(hidden, wanted, self.student.head, tokens)
 
     def trained_base(self) -> TrainedBase:
-        """What the student has become, with the recipe, the steps taken and the quality on the held-out
-        windows."""
+        """Return what the student has become, with the recipe, the steps taken and the quality on the
+        held-out windows."""
         meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": asdict(self.evaluate())}
         return self.student.trained_base(meta)
 

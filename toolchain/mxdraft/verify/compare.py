@@ -115,7 +115,7 @@ class Result:
     text: TextComparison
 
     def faults(self) -> list[str]:
-        """What must not be, in words; empty if all holds. A NaN is a fault."""
+        """List what must not be, in words; empty if all holds. A NaN is a fault."""
         faults = [self.digest_fault] if self.digest_fault else []
         for continuation in self.continuations:
             d = continuation.difference
@@ -147,8 +147,8 @@ class Result:
 
 
 def packed_precisions(provenance: str, directory: Path) -> list[Precision]:
-    """The precisions of a bundle, after proof that the ONNX files in ``directory`` are those it was packed
-    from. Raises RefusedError if they are not."""
+    """List the precisions of a bundle, after proof that the ONNX files in ``directory`` are those it was
+    packed from. Raises RefusedError if they are not."""
     try:
         recorded = json.loads(provenance)["sha256"]
         precisions = [precision for precision, name in MODEL_FILES.items() if name in recorded]

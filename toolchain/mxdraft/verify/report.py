@@ -16,7 +16,7 @@ from mxdraft.verify.compare import MARGIN_BOUND, RMS_BOUND, Result
 
 
 def verification_report(results: Sequence[Result], bundle: str, directory: Path) -> dict[str, Any]:
-    """Everything found, as what ``json`` can write."""
+    """Collect everything found, as what ``json`` can write."""
     return {
         "bundle": bundle,
         "onnx": str(directory),
@@ -28,6 +28,6 @@ def verification_report(results: Sequence[Result], bundle: str, directory: Path)
 
 
 def verification_page(report: dict[str, Any]) -> str:
-    """``verification_report``'s content as one page that needs no other file."""
+    """Render ``verification_report``'s content as one page that needs no other file."""
     template = resources.files("mxdraft.verify").joinpath("page.html").read_text(encoding="utf-8")
     return jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template).render(report)
