@@ -47,8 +47,8 @@ test-train: $(VENV)/installed
 	$(VENV)/bin/pytest -q tests/test_qat.py tests/test_draft_train.py
 
 lint: $(VENV)/installed
-	$(VENV)/bin/ruff check toolchain tests runtime
-	$(VENV)/bin/ruff format --check toolchain tests runtime
+	$(VENV)/bin/ruff check toolchain bench tests runtime
+	$(VENV)/bin/ruff format --check toolchain bench tests runtime
 	$(VENV)/bin/mypy
 
 verify: $(BUNDLE)
@@ -65,7 +65,7 @@ build/peers/installed:
 	touch $@
 
 bench-peers: $(BUNDLE) build/peers/installed
-	$(VENV)/bin/python -m mxdraft.peers -m $(BUNDLE) --peer build/peers/venv/bin/python --directory build/peers \
+	$(VENV)/bin/python -m bench.peers -m $(BUNDLE) --peer build/peers/venv/bin/python --directory build/peers \
 		--plot build/peers/peers.svg $(JSON:%=--json %) $(PROMPTS:%=--prompts %)
 
 build: build/$(TARGET)/mxdraft

@@ -15,7 +15,7 @@ from typing import Any
 
 import cffi
 import numpy as np
-from mxdraft.build import FLAGS, sources
+from mxdraft.ship.build import FLAGS, sources
 from numpy.typing import NDArray
 
 REPOSITORY = Path(__file__).resolve().parents[1]

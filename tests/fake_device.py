@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tiny
-from mxdraft.build import build
 from mxdraft.cli.bundle import _golden_digests
 from mxdraft.export import export_model
 from mxdraft.pack import pack
+from mxdraft.ship.build import build
 
 # What a deployment uses of ssh. A file `ssh` in the device's folder is what ssh complains about.
 _SSH = """#!/bin/sh

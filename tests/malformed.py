@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from mxdraft.bundle import (
+from mxdraft.bundle import Bundle, BundleWriter
+from mxdraft.bundle.format import (
     ALIGNMENT,
     CONFIG,
     F32,
@@ -21,13 +22,12 @@ from mxdraft.bundle import (
     MXINT8T,
     SECTION_ENTRY,
     TENSOR_ENTRY,
-    Bundle,
-    BundleWriter,
-    Config,
     TensorEntry,
+    config_section,
 )
+from mxdraft.bundle.schedule import Schedule, Weights
+from mxdraft.checkpoint import Dimensions
 from mxdraft.errors import BundleError
-from mxdraft.schedule import Schedule, Weights
 
 Case: TypeAlias = tuple[str, bytes, str]
 T = TypeVar("T")
@@ -280,7 +280,7 @@ def _config_lies(good: bytes) -> Iterator[Case]:
         "more_layers": {"layers": fields[1] + 1},
         "fewer_positions": {"max_positions": 64},
     }.items():
-        claimed = Config(**(vars(Config(*fields)) | change)).pack()
+        claimed = config_section(Dimensions(**(vars(Dimensions(*fields)) | change)))
         verdict = "TENSOR" if name == "more_layers" else "SHAPE"
         yield f"config_claims_{name}", build(sections | {"target.config": claimed}), verdict
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mxdraft.acceptance import (
+from mxdraft.errors import RefusedError
+from mxdraft.measure.acceptance import (
     Acceptance,
-    Draft,
+    Proposal,
     Rollout,
     Table,
+    acceptance_report,
     differences,
     either,
     from_table,
@@ -19,21 +21,19 @@ from mxdraft.acceptance import (
     noise,
     read_prompts,
     reliability,
-    report,
     write_rollouts,
 )
-from mxdraft.errors import RefusedError
 from mxdraft.runtime import Engine, Model, Sequence
 
 
 def test_rounds_take_the_leading_proposals_that_are_right() -> None:
     tokens = np.arange(10, 30, dtype=np.uint16)  # answer: 12 … 29; the prompt's step gives 12
 
-    def propose(place: int, most: int) -> Draft:
+    def propose(place: int, most: int) -> Proposal:
         drafts = [int(t) for t in tokens[place : place + 3]]
         if place % 2 == 0 and len(drafts) > 1:
             drafts[1] = 0  # wrong, so what follows is never looked at
-        return Draft(drafts[:most], most)
+        return Proposal(drafts[:most], most)
 
     found = Acceptance()
     found.decode(tokens, 2, propose, 3)
@@ -42,7 +42,7 @@ def test_rounds_take_the_leading_proposals_that_are_right() -> None:
     assert (found.reached, found.accepted) == ([5, 4, 4], [5, 4, 4])
     assert found.tau == 17 / 5
     never = Acceptance()
-    never.decode(tokens, 2, lambda *_: Draft([0], 1), 1)
+    never.decode(tokens, 2, lambda *_: Proposal([0], 1), 1)
     assert (never.rounds, never.emitted, never.alpha) == (17, 17, [0.0])
 
 
@@ -55,15 +55,15 @@ def test_a_perfect_and_a_useless_drafter() -> None:
     rollout = Rollout("chat", tokens, 20, 0.0, 0)
     places = np.arange(21, 60)[:, None] + np.arange(3)
     perfect = 100 + places.astype(np.int64)
-    everything = report([rollout], [table(perfect)], [1, 3], 0.1)["all"]
+    everything = acceptance_report([rollout], [table(perfect)], [1, 3], 0.1)["all"]
     assert everything["drafter"]["alpha"] == [1, 1, 1]
     assert everything["drafter"]["tau"] == pytest.approx({"1": 39 / 20, "3": 39 / 10})
     assert everything["drafter"]["alpha_everywhere"] == 1
     assert everything["drafter"]["speed_up"] == pytest.approx(3.9 / (1 + 0.1 * 3))
     assert everything["drafter"]["speed_up_depth"] == 3
     assert everything["lookup"]["speed_up"] == 1
-    assert set(report([rollout], [table(perfect)], [1], 0.1)) == {"all", "low repetition", "chat"}
-    assert report([rollout], [table(perfect * 0)], [3], 0.1)["all"]["drafter"]["tau"] == {"3": 1}
+    assert set(acceptance_report([rollout], [table(perfect)], [1], 0.1)) == {"all", "low repetition", "chat"}
+    assert acceptance_report([rollout], [table(perfect * 0)], [3], 0.1)["all"]["drafter"]["tau"] == {"3": 1}
 
 
 def test_gains_are_paired() -> None:
@@ -145,5 +145,5 @@ def test_rollouts_are_kept_and_belong_to_their_prompts(bundle: Path, tmp_path: P
         assert np.array_equal(a.tokens, b.tokens)
         assert (a.answer_start, a.seed, a.task) == (b.answer_start, b.seed, b.task)
     path.write_text('{"turns": []}', encoding="utf-8")
-    with pytest.raises(RefusedError, match="no file of prompts"):
+    with pytest.raises(RefusedError, match="not a file of prompts"):
         read_prompts(path, 0)

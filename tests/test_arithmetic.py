@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from clib import library, pointer, reference
 from mxdraft import mx
-from mxdraft.tiles import to_tiles
+from mxdraft.bundle.tiles import to_tiles
 from numpy.typing import NDArray
 
 Float = np.float32

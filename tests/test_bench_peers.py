@@ -15,11 +15,12 @@ from click.testing import CliRunner
 from mxdraft.errors import RefusedError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.peers.__main__ import first_turns, main, run
-from mxdraft.peers.compare import OURS, THEIRS, Generation, Workload, measure, plot, ratios, table
-from mxdraft.peers.ours import Ours
-from mxdraft.peers.theirs import Theirs
 from mxdraft.runtime import Model
+
+from bench.peers.__main__ import first_turns, main, run
+from bench.peers.compare import OURS, THEIRS, Generation, Workload, measure, plot, ratios, table
+from bench.peers.ours import Ours
+from bench.peers.theirs import Theirs
 
 FAKE = Path(__file__).with_name("fake_llama")
 PYTHON = Path(sys.executable)

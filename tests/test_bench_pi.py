@@ -6,11 +6,12 @@ import re
 import shutil
 from pathlib import Path
 
-import predict_pi
 import pytest
-from count_attention import GROUP, HEADS, ROWS, D
 from mxdraft.mx import Format
-from predict_pi import BEGIN, BOARDS, END, Kernel, Prediction, markdown, replace_between_marks
+
+from bench import predict_pi
+from bench.count_attention import GROUP, HEADS, ROWS, D
+from bench.predict_pi import BEGIN, BOARDS, END, Kernel, Prediction, markdown, replace_between_marks
 
 QEMU = shutil.which("qemu-aarch64")
 LLVM = shutil.which("llvm-mca-19") and shutil.which("llvm-objdump-19")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 from fake_device import make_bundle
-from mxdraft.build import FLAGS, build, compiler, link
-from mxdraft.elf import audit
 from mxdraft.errors import RefusedError, UsageError
-from mxdraft.targets import REPOSITORY, load_target
-from mxdraft.wheel import build_wheel
+from mxdraft.ship.build import FLAGS, build, compiler, link
+from mxdraft.ship.elf import audit
+from mxdraft.ship.targets import REPOSITORY, load_target
+from mxdraft.ship.wheel import build_wheel
 
 TARGETS = sorted(path.stem for path in (REPOSITORY / "targets").glob("*.toml"))
 
@@ -271,7 +271,7 @@ def test_wheel_for_the_pi(rpi: list[Path]) -> None:
         names = archive.namelist()
         (metadata,) = (name for name in names if name.endswith("/METADATA"))
         text = archive.read(metadata).decode()
-    assert {"mxdraft/deploy/device.sh", "mxdraft/trace/page.html", "mxdraft/trace/page.js"} <= set(names)
+    assert {"mxdraft/ship/deploy/device.sh", "mxdraft/trace/page.html", "mxdraft/trace/page.js"} <= set(names)
     assert re.search(r"^Requires-Dist: numpy>=[\d.]+$", text, re.MULTILINE)
     assert re.search(r'^Requires-Dist: onnx>=.*; extra == "toolchain"$', text, re.MULTILINE)
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]

@@ -11,13 +11,12 @@ import tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from malformed import build, cases, drafter_cases, patch, reseal_table, sections_of, wrong_verdicts
-from mxdraft.bundle import (
+from mxdraft.bundle import Bundle, BundleWriter
+from mxdraft.bundle.format import (
     ALIGNMENT,
     HEADER,
     MAGIC,
     SECTION_ENTRY,
-    Bundle,
-    BundleWriter,
     DraftConfig,
     golden_section,
     required_tensors,

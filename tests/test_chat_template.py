@@ -11,10 +11,10 @@ import pytest
 import textlib
 import tiny
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from mxdraft.chat_template import ChatPieces, chat_pieces, chat_section, read_chat
+from mxdraft.bundle.chat import ChatPieces, chat_pieces, chat_section, read_chat
+from mxdraft.bundle.tokenizer import tokenizer_section
 from mxdraft.checkpoint import tokenizer_json
 from mxdraft.errors import BundleError, RefusedError
-from mxdraft.tokenizer_section import tokenizer_section
 from tokenizers import Tokenizer as HuggingFace
 
 SPEC = dataclasses.replace(tiny.tokenizer(), bos_id=0, eos_ids=[2])

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 import tiny
-from mxdraft.bundle import HEADER, SECTION_ENTRY, Bundle
+from mxdraft.bundle import Bundle
+from mxdraft.bundle.format import HEADER, SECTION_ENTRY
 from mxdraft.export import export_model
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mxdraft.corpus import MAX_REPETITION, Corpus, Document, repetition, write_corpus
 from mxdraft.errors import RefusedError
 from mxdraft.runtime import Model
+from mxdraft.train.corpus import MAX_REPETITION, Corpus, Document, repetition, write_corpus
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_limits() -> Iterator[None]:
     """Fixture T has 256 positions."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("mxdraft.corpus.TURN_LIMIT", 12)
-    patch.setattr("mxdraft.corpus.ANSWER_LIMIT", 24)
+    patch.setattr("mxdraft.train.corpus.TURN_LIMIT", 12)
+    patch.setattr("mxdraft.train.corpus.ANSWER_LIMIT", 24)
     yield
     patch.undo()
 
@@ -88,7 +88,7 @@ def test_loops_are_dropped() -> None:
 def test_damaged_files_are_refused(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.npz"
     path.write_bytes(whole.read_bytes()[:-100])
-    with pytest.raises(RefusedError, match=r"cut\.npz is no corpus"):
+    with pytest.raises(RefusedError, match=r"cut\.npz is not a corpus"):
         Corpus.load(path)
-    with pytest.raises(RefusedError, match="is no corpus"):
+    with pytest.raises(RefusedError, match="is not a corpus"):
         Corpus.load(tmp_path / "missing.npz")

@@ -17,12 +17,12 @@ import pytest
 from fake_device import FakeDevice, FakeNetwork, make_bundle, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
-from mxdraft.deploy import deploy
-from mxdraft.deploy.archive import write_archive
-from mxdraft.deploy.fleet import read_hosts
-from mxdraft.deploy.release import UNITS, Release, prepare
-from mxdraft.deploy.remote import Device, check_dest, check_host
 from mxdraft.errors import CapacityError, MxdraftError, NumericError, RefusedError, TransferError, UsageError
+from mxdraft.ship.deploy import deploy
+from mxdraft.ship.deploy.archive import write_archive
+from mxdraft.ship.deploy.fleet import read_hosts
+from mxdraft.ship.deploy.release import UNITS, Release, prepare
+from mxdraft.ship.deploy.remote import Device, check_dest, check_host
 
 pytestmark = pytest.mark.skipif(shutil.which("flock") is None, reason="needs flock (util-linux)")
 
@@ -718,8 +718,8 @@ def test_bad_arguments(
 
 
 def test_bundle_too_large_for_the_target(bundles: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from mxdraft.deploy import release
-    from mxdraft.targets import load_target
+    from mxdraft.ship.deploy import release
+    from mxdraft.ship.targets import load_target
 
     target = load_target("host")
     for key in ("kv_mib", "memory_mib"):

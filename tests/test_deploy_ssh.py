@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from emulated_pi import IMAGE, EmulatedPi, free_port, ssh_environment
 from fake_device import make_bundle
-from mxdraft.targets import REPOSITORY
+from mxdraft.ship.targets import REPOSITORY
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import tiny
 from mxdraft.checkpoint import load_checkpoint
-from mxdraft.evaluate import Quality, compare, log_softmax
+from mxdraft.checkpoint.reference import Teacher
 from mxdraft.export import export_model
+from mxdraft.measure.quality import Quality, log_softmax, score_windows
 from mxdraft.pack import pack
-from mxdraft.reference import Teacher
 from mxdraft.runtime import Engine, Model, Sequence
 
 IDS = np.random.default_rng(0).integers(3, 500, 40)
@@ -40,7 +40,7 @@ def test_windows_start_from_nothing_and_the_teacher_is_its_own_measure() -> None
         seen.append(window.tolist())
         return np.zeros((len(window), 500), np.float32)
 
-    *_, sums = compare(uniform, {"same": uniform}, IDS, 16)
+    *_, sums = score_windows(uniform, {"same": uniform}, IDS, 16)
     assert seen[::2] == seen[1::2] == [IDS[:16].tolist(), IDS[16:32].tolist(), IDS[32:].tolist()]
     assert sums["same"].report() == sums["teacher"].report()
     assert sums["teacher"].report()["kl"] == 0

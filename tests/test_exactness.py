@@ -18,14 +18,14 @@ import malformed
 import numpy as np
 import pytest
 import tiny
-from mxdraft.build import build
 from mxdraft.bundle import Bundle, BundleWriter
+from mxdraft.bundle.schedule import Schedule
 from mxdraft.errors import BundleError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.schedule import Schedule
-from mxdraft.targets import REPOSITORY
+from mxdraft.ship.build import build
+from mxdraft.ship.targets import REPOSITORY
 
 TIMEOUT_S = 300
 REAL = REPOSITORY / "build" / "smollm2-135m.mxb"

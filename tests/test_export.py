@@ -21,7 +21,7 @@ from mxdraft.mx import (
     quantize_activations,
     quantize_planes,
 )
-from mxdraft.qat_delta import TrainedBase
+from mxdraft.train.delta import TrainedBase
 from onnx import TensorProto
 from onnxruntime import InferenceSession
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from mxdraft import fetch
+from mxdraft.checkpoint import fetch
 from mxdraft.errors import RefusedError, TransferError, UsageError
 
 WEIGHTS = bytes(range(256)) * 1000

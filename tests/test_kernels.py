@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clib import KERNELS, REPOSITORY, RUNTIME, compile_c, native, zig
-from mxdraft.build import sources
+from mxdraft.ship.build import sources
 
 CHECK: list[str | Path] = [
     *sorted((REPOSITORY / "tests" / "kernels").glob("*.c")),

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import tiny
 from clib import RUNTIME, compile_c, native, pass_in_debug_build
-from mxdraft.build import sources
 from mxdraft.bundle import Bundle
+from mxdraft.bundle.schedule import Schedule, Weights
 from mxdraft.errors import UsageError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import KV
-from mxdraft.schedule import Schedule, Weights
+from mxdraft.ship.build import sources
 from numpy.typing import NDArray
 from test_speculation import PROPOSERS, Knowing, set_costs
 

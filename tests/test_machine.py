@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from clib import REPOSITORY, RUNTIME, compile_c, native
-from mxdraft.build import sources
 from mxdraft.errors import CapacityError, UsageError
 from mxdraft.runtime import Engine, Model, Sequence, cpu_describe
 from mxdraft.runtime._ffi import load
+from mxdraft.ship.build import sources
 
 GCC = shutil.which("gcc")
 DRIVERS = REPOSITORY / "tests" / "c"

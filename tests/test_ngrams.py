@@ -13,11 +13,10 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mxdraft import ngrams
-from mxdraft.bundle import Bundle
+from mxdraft.bundle import Bundle, ngrams
+from mxdraft.bundle.ngrams import check_ngrams, ngram_section, read_documents
 from mxdraft.errors import RefusedError
 from mxdraft.export import export_model
-from mxdraft.ngrams import check_ngrams, ngram_section, read_documents
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
 

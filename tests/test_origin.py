@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from mxdraft import origin, origin_memory, origin_together
 from mxdraft.bundle import Bundle
+from mxdraft.bundle.schedule import Schedule
 from mxdraft.cli import cli
 from mxdraft.errors import RefusedError
 from mxdraft.export import export_model
-from mxdraft.origin_compute import Batch, having_read
-from mxdraft.origin_precision import measure_rules, record_trace
+from mxdraft.measure.origin import evaluate as origin
+from mxdraft.measure.origin import memory as origin_memory
+from mxdraft.measure.origin.compute import Batch, having_read
+from mxdraft.measure.origin.precision import measure_rules, record_flips
+from mxdraft.measure.origin.together import measure_together
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.schedule import Schedule
 
 TEXT = [i * 31 % 497 + 3 for i in range(150)]
 DOCUMENTS = [np.arange(i, i + 40) * 7 % 497 + 3 for i in range(0, 180, 30)]
@@ -46,7 +48,7 @@ def quiet(_: str) -> None:
 
 
 def test_a_trace_is_of_the_rows_that_base_precision_computed(model: Model) -> None:
-    trace = record_trace(model, DOCUMENTS, 1, quiet)
+    trace = record_flips(model, DOCUMENTS, 1, quiet)
     assert trace.signals.shape == (len(trace.flip), 3)
     assert 100 < len(trace.flip) <= sum(map(len, DOCUMENTS))
     assert ((trace.signals >= 0) & (trace.signals <= 1)).all()
@@ -57,7 +59,7 @@ def test_a_trace_is_of_the_rows_that_base_precision_computed(model: Model) -> No
 
 def test_rules_are_what_they_are_called(model: Model) -> None:
     schedule = Schedule.default(4)
-    trace = record_trace(model, DOCUMENTS, 1, quiet)
+    trace = record_flips(model, DOCUMENTS, 1, quiet)
     settings: list[Any] = [
         ("calibrated", 0.0, 4),
         ("calibrated", 0.1, 4),
@@ -84,7 +86,7 @@ def test_rules_are_what_they_are_called(model: Model) -> None:
 
 
 def test_bytes_of_a_token_are_those_that_the_runtime_counts(model: Model) -> None:
-    from mxdraft.origin_precision import weight_bytes
+    from mxdraft.measure.origin.precision import weight_bytes
 
     base, full = weight_bytes(Bundle.open(Path(model.info.path)))
     for precision, expected in (("base", base), ("full", full)):
@@ -116,7 +118,7 @@ def test_calibrate_writes_a_schedule_that_packs(
     with Model(long_bundle) as model:
         documents = origin.read_text(model, text, 2048)
         fitted = [document for i, document in enumerate(documents) if i % 3 != 2]
-        trace = record_trace(model, fitted, 1, quiet)
+        trace = record_flips(model, fitted, 1, quiet)
     above = origin.score(schedule.precision, trace) > schedule.thresholds[4]
     assert above.mean() == pytest.approx(0.2, abs=0.02)
 
@@ -176,7 +178,7 @@ def test_answers_behind_a_copied_text_are_those_behind_the_text(model: Model) ->
 
 def test_a_context_without_enough_text_is_left_out(model: Model) -> None:
     told: list[str] = []
-    found = origin_together.measure(
+    found = measure_together(
         model, TEXT, [TEXT[:5]] * 3, (128, 900, 64), (1, 3), 8, threads=1, progress=told.append
     )
     assert list(found) == ["128", "64"]
@@ -193,10 +195,10 @@ def test_a_context_without_enough_text_is_left_out(model: Model) -> None:
 def test_a_context_that_the_model_does_not_have_is_left_out(model: Model) -> None:
     told: list[str] = []
     text = TEXT * 20
-    together = origin_together.measure(model, text, [TEXT[:5]], (2048,), (1,), 8, 1, told.append)
+    together = measure_together(model, text, [TEXT[:5]], (2048,), (1,), 8, 1, told.append)
     assert told == ["context 2048 left out: the model has 1024 positions"]
-    memory = origin_memory.measure(Path(model.info.path), text, (2048,), threads=1)
-    assert together == memory == origin_memory.measure_speed(model, text, (2048,), threads=1) == {}
+    memory = origin_memory.measure_caches(Path(model.info.path), text, (2048,), threads=1)
+    assert together == memory == origin_memory.measure_cache_speed(model, text, (2048,), threads=1) == {}
 
 
 def test_acceptance_is_that_of_drafts_behind_the_text(
@@ -214,7 +216,7 @@ def test_acceptance_is_that_of_drafts_behind_the_text(
     path = tmp_path / "known.mxb"  # a table that knows how the model goes on
     path.write_bytes(tiny.with_ngrams(long_bundle.read_bytes(), [np.array(ids)] * 2))
     reported: list[Any] = []
-    found = origin_memory.measure(
+    found = origin_memory.measure_caches(
         path, ids, (150, 800), 1, threads=1, only=("mxfp4",), report=lambda *row: reported.append(row)
     )
     assert reported == [("150", name, row) for name, row in found["150"].items()]

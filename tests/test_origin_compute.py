@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from mxdraft.errors import NumericError, UsageError
-from mxdraft.origin_compute import (
+from mxdraft.measure.origin.compute import (
     METHODS,
     Batch,
     Example,
@@ -19,7 +19,7 @@ from mxdraft.origin_compute import (
     identify,
     judge,
     log_odds,
-    measure,
+    measure_drafting,
 )
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime.engine import DraftRecord
@@ -41,7 +41,7 @@ def model(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mo
 def test_methods_are_compared_on_the_same_outputs(model: Model) -> None:
     steps: list[str] = []
     options: dict[str, Any] = {"tokens": 20, "ctx": 64, "threads": 1, "rounds": 2}
-    results = measure(model, PROMPTS, concurrencies=(1, 3), progress=steps.append, **options)
+    results = measure_drafting(model, PROMPTS, concurrencies=(1, 3), progress=steps.append, **options)
     assert list(results) == ["1", "3"]
     assert len(steps) == len(set(steps)) == 2 * 2
     for by_method in results.values():
@@ -62,7 +62,7 @@ def test_methods_are_compared_on_the_same_outputs(model: Model) -> None:
 
 def test_faults_of_a_comparison_are_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="12 prompts fit: 2 rounds of 8 sequences need more"):
-        measure(model, PROMPTS, 20, 64, 1, concurrencies=(8,), rounds=2)
+        measure_drafting(model, PROMPTS, 20, 64, 1, concurrencies=(8,), rounds=2)
     real, calls = Batch.steps, iter(METHODS)
 
     def wrong(batch: Batch) -> Iterator[None]:
@@ -72,7 +72,7 @@ def test_faults_of_a_comparison_are_told(model: Model, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Batch, "steps", wrong)
     with pytest.raises(NumericError, match=r"drafting \(fixed 2, 1 sequences\) changed the output"):
-        measure(model, PROMPTS, 20, 64, 1, concurrencies=(1,), rounds=1)
+        measure_drafting(model, PROMPTS, 20, 64, 1, concurrencies=(1,), rounds=1)
 
 
 # ---- identification ----

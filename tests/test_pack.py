@@ -10,9 +10,9 @@ import onnx
 import pytest
 import tiny
 from mxdraft.bundle import Bundle
+from mxdraft.checkpoint.reference import rope_tables
 from mxdraft.errors import BundleError, RefusedError, TransferError
 from mxdraft.export import export_drafter, export_model
-from mxdraft.export.graph import rope_tables
 from mxdraft.mx import quantize, quantize_planes
 from mxdraft.pack import default_prompts, pack
 
@@ -49,7 +49,7 @@ def test_weights_arrive_bit_for_bit(exported, tmp_path):
             base, residual = quantize_planes(weight, "search")
             assert same(bundle.get("target.base", name), base)
             assert same(bundle.get("target.residual", name), residual)
-    cosine, sine = rope_tables(CHECKPOINT.config)
+    cosine, sine = rope_tables(CHECKPOINT.config, CHECKPOINT.config.max_positions)
     np.testing.assert_array_equal(bundle.get("target.shared", "rope.cos"), cosine)
     np.testing.assert_array_equal(bundle.get("target.shared", "rope.sin"), sine)
     for field in ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_positions"):

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import tiny
 from malformed import build, patch, sections_of
-from mxdraft import logistic
 from mxdraft.bundle import Bundle
+from mxdraft.bundle.schedule import FRACTIONS, Schedule
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.export import export_model
+from mxdraft.measure import logistic
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import TokenRecord
-from mxdraft.schedule import FRACTIONS, Schedule
 
 MIXED: dict[str, Any] = {"core_fraction": 0.1, "catch_up": 4, "draft": "off"}
 TEXT = random.Random(1).choices(range(3, 500), k=60)

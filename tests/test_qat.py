@@ -18,18 +18,18 @@ import tiny  # noqa: E402
 from mxdraft import mx  # noqa: E402
 from mxdraft.checkpoint import Checkpoint, ModelConfig, TokenizerSpec, expected_tensors  # noqa: E402
 from mxdraft.cli import cli  # noqa: E402
-from mxdraft.corpus import repetition  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
-from mxdraft.qat.data import read_windows  # noqa: E402
-from mxdraft.qat.export import trained_base  # noqa: E402
-from mxdraft.qat.fakequant import MXLinear, fake_quant_activations, round_e2m1  # noqa: E402
-from mxdraft.qat.loss import distillation_loss, measure_quality  # noqa: E402
-from mxdraft.qat.model import Llama  # noqa: E402
-from mxdraft.qat.recipe import Recipe, read_recipe  # noqa: E402
-from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity  # noqa: E402
-from mxdraft.qat.start import compensate, search_scale, start_quantized, within_reach  # noqa: E402
-from mxdraft.qat.train import Trainer, train_target  # noqa: E402
-from mxdraft.qat_delta import apply_delta  # noqa: E402
+from mxdraft.measure.quality import Quality, log_softmax  # noqa: E402
+from mxdraft.measure.sensitivity import by_kind, by_layer, groups, sensitivity  # noqa: E402
+from mxdraft.train.corpus import repetition  # noqa: E402
+from mxdraft.train.data import read_windows  # noqa: E402
+from mxdraft.train.delta import apply_delta  # noqa: E402
+from mxdraft.train.fakequant import MXLinear, fake_quant_activations, round_e2m1  # noqa: E402
+from mxdraft.train.loss import distillation_loss, measure_quality  # noqa: E402
+from mxdraft.train.model import Llama  # noqa: E402
+from mxdraft.train.recipe import Recipe, read_recipe  # noqa: E402
+from mxdraft.train.start import compensate, search_scale, start_quantized, within_reach  # noqa: E402
+from mxdraft.train.target import Trainer, train_target  # noqa: E402
 
 CONFIG = ModelConfig(
     hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, ffn=96, vocab=128, max_positions=64,
@@ -131,6 +131,23 @@ def test_quality_of_the_teacher_itself_is_perfect() -> None:
     assert measure_quality(-hidden, hidden, head, tokens).kl > 0.1
 
 
+def test_quality_is_the_one_that_numpy_measures() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(2, 5, 8, generator=generator) for _ in range(2))
+    head, own = (torch.randn(20, 8, generator=generator) for _ in range(2))
+    tokens = torch.randint(0, 20, (2, 5), generator=generator)
+    wanted = Quality(), Quality()
+    for s, t, ids in zip(student, teacher, tokens.numpy(), strict=True):
+        p, q = (log_softmax((h @ w.T).numpy()) for h, w in ((t, head), (s, own)))
+        wanted[0].add(p, q, ids[1:])
+        wanted[1].add(p, p, ids[1:])
+    found = measure_quality(student, teacher, head, tokens, own)
+    assert found.kl == pytest.approx(wanted[0].kl, rel=1e-5)
+    assert found.agreement == wanted[0].agreement
+    assert found.perplexity == pytest.approx(wanted[0].report()["perplexity"], rel=1e-5)
+    assert found.teacher_perplexity == pytest.approx(wanted[1].report()["perplexity"], rel=1e-5)
+
+
 def test_compensation_beats_rounding_on_correlated_inputs() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 64, generator=generator)
@@ -183,7 +200,7 @@ def test_quantized_student_is_the_dequantized_plane(checkpoint: Checkpoint) -> N
     student = Llama(checkpoint)
     tokens = torch.arange(32).view(2, 16)
     start_quantized(student, "compensate", tokens)
-    base = trained_base(student, {})
+    base = student.trained_base({})
     dequantized = {name: mx.dequantize(plane) for name, plane in base.planes.items()}
     plain = Llama(replace(checkpoint, tensors=checkpoint.tensors | dequantized))
     assert torch.equal(student(tokens), plain(tokens))

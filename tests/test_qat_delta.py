@@ -14,7 +14,7 @@ import pytest
 from mxdraft import mx
 from mxdraft.checkpoint import Checkpoint, ModelConfig, TokenizerSpec, expected_tensors
 from mxdraft.errors import RefusedError
-from mxdraft.qat_delta import TrainedBase, apply_delta, write_delta
+from mxdraft.train.delta import TrainedBase, apply_delta, write_delta
 
 CONFIG = ModelConfig(
     hidden=256, layers=2, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=64, max_positions=64,

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from mxdraft.bundle.schedule import Schedule, Weights
 from mxdraft.errors import RefusedError
-from mxdraft.schedule import Schedule, Weights
 
 SETTINGS = dataclasses.replace(
     Schedule.default(30),

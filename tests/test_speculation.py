@@ -23,10 +23,9 @@ from clib import compile_c, pass_in_debug_build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from malformed import build, patch, sections_of
-from mxdraft.build import sources
-from mxdraft.bundle import F32, MXFP4T, Bundle, required_draft_tensors
+from mxdraft.bundle import Bundle
+from mxdraft.bundle.format import F32, MXFP4T, required_draft_tensors
 from mxdraft.checkpoint import Checkpoint, ModelConfig
-from mxdraft.drafter import Drafter
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.export import export_model
 from mxdraft.mx import quantize
@@ -35,6 +34,8 @@ from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 from mxdraft.runtime._ffi import load
 from mxdraft.runtime.engine import Draft, Precision, TokenRecord
+from mxdraft.ship.build import sources
+from mxdraft.train.drafter import TrainedDrafter
 from numpy.typing import NDArray
 
 VOCAB = 500
@@ -775,7 +776,7 @@ def test_drafted_token_that_makes_values_overflow_is_dropped(tmp_path: Path) -> 
 
 def _drafter(
     target: Checkpoint, ids: NDArray[np.uint32], weights: dict[str, Any], features: int = 1
-) -> Drafter:
+) -> TrainedDrafter:
     """A drafter of ones and zeros, but for ``weights`` by name, that reads behind the last layers."""
     planes, norms = {}, {}
     for name, dtype, shape in required_draft_tensors(target.config, features, len(ids)):
@@ -785,7 +786,7 @@ def _drafter(
         elif dtype == F32:
             norms[name] = weights.get(name, np.ones(shape[1], np.float32))
     layers = tuple(range(target.config.layers + 1 - features, target.config.layers + 1))
-    return Drafter(layers, planes, norms, ids, ((1.0, 1.0),), "0" * 64, {})
+    return TrainedDrafter(layers, planes, norms, ids, ((1.0, 1.0),), "0" * 64, {})
 
 
 def _signs(config: ModelConfig) -> NDArray[np.float32]:
@@ -794,7 +795,7 @@ def _signs(config: ModelConfig) -> NDArray[np.float32]:
     return np.random.default_rng(2).choice(values, (config.vocab, config.hidden))
 
 
-def _with_drafter(folder: Path, target: Checkpoint, drafter: Drafter) -> Path:
+def _with_drafter(folder: Path, target: Checkpoint, drafter: TrainedDrafter) -> Path:
     export_model(target, folder)
     pack(folder, folder / "plain.mxb")
     path = folder / "drafting.mxb"

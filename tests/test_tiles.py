@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from mxdraft.bundle.tiles import from_tiles, tiled_nbytes, to_tiles
 from mxdraft.mx import MXTensor, quantize
-from mxdraft.tiles import from_tiles, tiled_nbytes, to_tiles
 
 
 def random_tensor(format, rows, columns, seed=0):

@@ -19,10 +19,10 @@ import textlib
 import tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from mxdraft.chat_template import chat_pieces, chat_section
+from mxdraft.bundle.chat import chat_pieces, chat_section
+from mxdraft.bundle.tokenizer import read_tokenizer, tokenizer_section
 from mxdraft.checkpoint import BYTE_ALPHABET, PreTokenizer, TokenizerSpec, tokenizer_json
 from mxdraft.errors import BundleError, RefusedError
-from mxdraft.tokenizer_section import read_tokenizer, tokenizer_section
 from tokenizers import Tokenizer as HuggingFace
 
 PRE_TOKENIZERS: list[PreTokenizer] = ["gpt2", "smollm"]

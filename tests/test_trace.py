@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mxdraft.build import build
+from mxdraft.bundle.schedule import FRACTIONS, Schedule
 from mxdraft.errors import RefusedError
 from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.schedule import FRACTIONS, Schedule
-from mxdraft.targets import REPOSITORY
+from mxdraft.ship.build import build
+from mxdraft.ship.targets import REPOSITORY
 from mxdraft.trace.page import page, summary
 from mxdraft.trace.read import Trace, read_trace
 from mxdraft.trace.record import FullPrecision, Recorder

@@ -16,13 +16,13 @@ import pytest
 import tiny
 from clib import REPOSITORY, RUNTIME, compile_c
 from malformed import build, sections_of
-from mxdraft.build import sources
 from mxdraft.bundle import Bundle
+from mxdraft.bundle.schedule import Schedule, Weights
 from mxdraft.errors import UsageError
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 from mxdraft.runtime._ffi import load
-from mxdraft.schedule import Schedule, Weights
+from mxdraft.ship.build import sources
 
 GCC = shutil.which("gcc")
 DRIVERS = REPOSITORY / "tests" / "c"

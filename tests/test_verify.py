@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from mxdraft import verify
 from mxdraft.errors import RefusedError
 from mxdraft.export import OnnxRunner, export_model
 from mxdraft.pack import pack
 from mxdraft.runtime import Engine, Model
-from mxdraft.verify import Result, compare, compare_logits, packed_precisions, report, report_html
+from mxdraft.verify import compare as verify
+from mxdraft.verify.compare import Parting, Result, compare_logits, packed_precisions, verify_precision
+from mxdraft.verify.report import verification_page, verification_report
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def results(onnx: Path) -> dict[str, Result]:
     with Model(onnx.with_suffix(".mxb")) as model:
         for precision in ("base", "full"):
             with Engine(model, threads=1, precision=precision) as engine:  # type: ignore[arg-type]
-                found[precision] = compare(engine, onnx, quick=True, note=lambda _: None)
+                found[precision] = verify_precision(engine, onnx, quick=True, note=lambda _: None)
     return found
 
 
@@ -94,7 +95,7 @@ def test_whole_comparison_folds_the_weights(onnx: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(verify, "OnnxRunner", Runner)
     monkeypatch.setattr(verify, "PROMPTS", verify.PROMPTS[:1])
     with Model(onnx.with_suffix(".mxb")) as model, Engine(model, threads=1, precision="full") as engine:
-        result = compare(engine, onnx, quick=False, note=lambda _: None)
+        result = verify_precision(engine, onnx, quick=False, note=lambda _: None)
     assert folded == [True]
     assert result.faults() == []
     assert len(result.text.tokens) == 256
@@ -168,7 +169,7 @@ def test_another_computation_is_found(onnx: Path, tmp_path: Path, precision: str
         Model(onnx.with_suffix(".mxb")) as model,
         Engine(model, threads=1, precision=precision) as engine,  # type: ignore[arg-type]
     ):
-        faults = compare(engine, tmp_path, quick=True, note=lambda _: None).faults()
+        faults = verify_precision(engine, tmp_path, quick=True, note=lambda _: None).faults()
     assert any("text: RMS difference" in fault for fault in faults)
     assert any("text: margin" in fault for fault in faults)
 
@@ -195,7 +196,7 @@ def test_logit_errors_are_measured_where_they_are(onnx: Path) -> None:
 
 def test_faults(results: dict[str, Result]) -> None:
     good = results["full"]
-    difference = verify.Difference(3, 40, 41, margin=0.1, bound=0.2)
+    difference = Parting(3, 40, 41, margin=0.1, bound=0.2)
 
     def faults(**change: object) -> list[str]:
         return replace(good, **change).faults()  # type: ignore[arg-type]
@@ -222,9 +223,9 @@ def test_page_is_whole_marks_the_token_and_escapes(results: dict[str, Result]) -
         prompt="<b>",
         runtime_text=["same ", "<one>", " rest"],
         onnx_text=["same ", "<two>", " end"],
-        difference=verify.Difference(1, 40, 41, margin=0.3, bound=0.2),
+        difference=Parting(1, 40, 41, margin=0.3, bound=0.2),
     )
-    page = report_html(report([replace(good, continuations=[parted])], "t.mxb", Path("t")))
+    page = verification_page(verification_report([replace(good, continuations=[parted])], "t.mxb", Path("t")))
     assert "<h1>Not verified</h1>" in page
     assert "same <mark>&lt;one&gt;</mark> rest" in page
     assert "<mark>&lt;two&gt;</mark> end" in page

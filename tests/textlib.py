@@ -16,9 +16,9 @@ from typing import Any
 import cffi
 import pytest
 from mxdraft.checkpoint import TokenizerSpec
+from mxdraft.checkpoint.fetch import known_models
 from mxdraft.checkpoint.gguf_file import load_gguf
 from mxdraft.errors import BundleError
-from mxdraft.fetch import known_models
 from mxdraft.files import default_cache
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"

@@ -19,28 +19,22 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
-from mxdraft.bundle import (
-    DRAFT_TARGET,
-    F32,
-    MXFP4T,
-    Bundle,
-    BundleWriter,
-    Config,
-    required_draft_tensors,
-)
+from mxdraft.bundle import Bundle, BundleWriter
+from mxdraft.bundle.format import F32, MXFP4T, required_draft_tensors
+from mxdraft.bundle.ngrams import ngram_section
+from mxdraft.bundle.schedule import Schedule
 from mxdraft.checkpoint import (
     BYTE_ALPHABET,
     Checkpoint,
+    Dimensions,
     ModelConfig,
     PreTokenizer,
     TokenizerSpec,
     expected_tensors,
     tokenizer_json,
 )
-from mxdraft.drafter import Drafter, draft_sections
 from mxdraft.mx import quantize
-from mxdraft.ngrams import ngram_section
-from mxdraft.schedule import Schedule
+from mxdraft.train.drafter import TrainedDrafter, add_drafter
 from numpy.typing import NDArray
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -105,9 +99,7 @@ def checkpoint(seed: int = 0, pre_tokenizer: PreTokenizer = "smollm", **override
     )
 
 
-def drafter(
-    config: Config | ModelConfig, seed: int = 1, feature_layers: tuple[int, ...] = (1, 2, 4)
-) -> Drafter:
+def drafter(config: Dimensions, seed: int = 1, feature_layers: tuple[int, ...] = (1, 2, 4)) -> TrainedDrafter:
     """A drafter of fixture T with seeded weights, whose guesses are worth nothing."""
     raw = np.random.PCG64(seed)
     ids = np.arange(48, dtype=np.uint32) * np.uint32(10) + np.uint32(3)
@@ -118,7 +110,7 @@ def drafter(
         elif dtype == F32:
             norms[name] = _tensor(raw, name, shape[1:])
     calibration = ((0.75, 1.25), (0.5, 2.0))
-    return Drafter(feature_layers, planes, norms, ids, calibration, "0" * 64, {})
+    return TrainedDrafter(feature_layers, planes, norms, ids, calibration, "0" * 64, {})
 
 
 def with_ngrams(bundle: bytes, documents: list[list[int]]) -> bytes:
@@ -137,14 +129,11 @@ def with_schedule(bundle: bytes, schedule: Schedule) -> bytes:
     return file.getvalue()
 
 
-def with_drafter(bundle: bytes, drafter: Drafter) -> bytes:
+def with_drafter(bundle: bytes, drafter: TrainedDrafter) -> bytes:
     """A bundle with the sections of a drafter behind its own."""
     parsed = Bundle(bundle)
     file, writer = _copy(bundle)
-    shared, base, tokens = (writer.sections[name].crc for name in DRAFT_TARGET)
-    weights_section = len(writer.sections) + 2
-    for name, chunks in draft_sections(drafter, parsed.config, weights_section, (shared, base, tokens)):
-        writer.add(name, chunks)
+    add_drafter(writer, drafter, parsed.config)
     writer.seal()
     return file.getvalue()
 

@@ -90,7 +90,8 @@ def quantize(x: NDArray[np.float32], format: Format = "mxfp4", rule: Rule = "flo
 def quantize_activations(
     x: NDArray[np.float32], steps: int = ACTIVATION_STEPS["base"]
 ) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """What the runtime does to rows that enter a matrix product: integers [..., K] and f32 scale [..., K/32].
+    """Quantize rows that enter a matrix product as the runtime does: integers [..., K], f32 scale [...,
+    K/32].
 
     Activations are never stored, so their scale need not be a power of two: it is max|x| / ``steps``. NaN or
     Inf makes its block's scale NaN; a block below ``ACTIVATION_TINY`` becomes zeros with scale 0.
@@ -107,14 +108,14 @@ def quantize_activations(
 
 
 def dequantize_activations(q: NDArray[np.int16], scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The f32 values that a matrix product sees."""
+    """Return the f32 values that a matrix product sees."""
     with np.errstate(over="ignore"):  # 127 * (max|x| / 127) may round up past the largest float
         values: NDArray[np.float32] = q.reshape(*scale.shape, BLOCK) * scale[..., None]
     return values.reshape(q.shape)
 
 
 def dequantize(t: MXTensor) -> NDArray[np.float32]:
-    """The float32 values of a quantized array (exact). Raises ValueError on a scale of 255 (NaN)."""
+    """Return the float32 values of a quantized array (exact). Raises ValueError on a scale of 255 (NaN)."""
     if (t.scale == 255).any():
         raise ValueError("E8M0 scale 255 is NaN")
     if t.format == "mxfp4":
@@ -129,13 +130,14 @@ def dequantize(t: MXTensor) -> NDArray[np.float32]:
 
 
 def quantize_planes(x: NDArray[np.float32], rule: Rule = "search") -> tuple[MXTensor, MXTensor]:
-    """Base and residual MXFP4 planes: ``base = Q(x)``, ``residual = Q(x - base)``."""
+    """Quantize to base and residual MXFP4 planes: ``base = Q(x)``, ``residual = Q(x - base)``."""
     base = quantize(x, "mxfp4", rule)
     return base, quantize(np.asarray(x, np.float32) - dequantize(base), "mxfp4", rule)
 
 
 def _scaled_e2m1(x: NDArray[np.float32], exponent: NDArray[np.int32]) -> NDArray[np.float32]:
-    """The E2M1 values nearest to x * 2**-exponent, ties to even mantissa, saturated; an exponent a column."""
+    """Round x * 2**-exponent to the nearest E2M1 values, ties to even mantissa, saturated; an exponent a
+    column."""
     v = x * np.ldexp(np.float32(1), -exponent)
     # 2**floor(log2|v|), at least 1: E2M1 is spaced by half of it. So is float32 around 1.5 * 2**22 times as
     # much, which rounds the sum to E2M1's spacing, to even among equals.

@@ -1,17 +1,16 @@
 """ONNX files to bundle: checks that the graphs are the arithmetic the runtime does, then stores their
 weights.
 
-Reads what ``mxdraft.export`` writes, and the text of the n-gram table, so that whatever was verified on the
-ONNX files holds for the bundle. The bundle depends on those files and the tools' versions only: packing
-twice gives the same bytes.
+Reads what ``mxdraft.export`` writes, and the text of the n-gram table, so everything verified on the ONNX
+files also holds for the bundle. The bundle depends on those files and the tools' versions only: packing twice
+gives the same bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,26 +22,23 @@ import onnx.shape_inference
 from numpy.typing import NDArray
 
 from mxdraft import __version__
-from mxdraft.bundle import (
-    DRAFT_TARGET,
+from mxdraft.bundle import Bundle, BundleWriter
+from mxdraft.bundle.chat import chat_pieces, chat_section
+from mxdraft.bundle.format import (
     F32,
     MXFP4T,
-    TENSOR_ALIGNMENT,
-    Bundle,
-    BundleWriter,
-    Config,
     Shape,
     TensorEntry,
-    align,
+    config_section,
     golden_section,
     required_draft_tensors,
     required_tensors,
-    tensor_nbytes,
 )
-from mxdraft.chat_template import chat_pieces, chat_section
-from mxdraft.checkpoint import ModelConfig, check_config
+from mxdraft.bundle.ngrams import ngram_section, read_documents
+from mxdraft.bundle.schedule import Schedule
+from mxdraft.bundle.tokenizer import tokenizer_section
+from mxdraft.checkpoint import check_config
 from mxdraft.checkpoint.huggingface import tokenizer_spec
-from mxdraft.drafter import Drafter, draft_sections
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.draft import DraftMetadata, build_drafter, target_initializers
 from mxdraft.export.graph import (
@@ -59,12 +55,9 @@ from mxdraft.export.graph import (
     build_model,
     initializer_names,
 )
-from mxdraft.files import replacing
+from mxdraft.files import file_sha256, replacing
 from mxdraft.mx import BLOCK, MXTensor, Rule
-from mxdraft.ngrams import ngram_section, read_documents
-from mxdraft.schedule import Schedule
-from mxdraft.tiles import to_tiles
-from mxdraft.tokenizer_section import tokenizer_section
+from mxdraft.train.drafter import TrainedDrafter, add_drafter
 
 Digest: TypeAlias = Callable[[Path], tuple[str, str | None]]
 
@@ -89,12 +82,12 @@ def pack(
     """Write the bundle ``path`` from the files that ``export_model`` wrote into ``onnx_directory``.
 
     Without ``model.full.onnx`` there, the bundle has no residual plane; without ``draft.step.onnx``, no
-    drafter. ``golden``: token ids of the
-    self-test's prompts; by default, three of 24 tokens in all. ``digest`` runs them: given the path of a
-    bundle whose digests are zero, it returns the digests of base and full precision as 64 hex digits (None:
-    no residual); without it they stay zero. ``text``: documents (.npz) whose n-grams become the table that
-    drafting by look-up reads. ``schedule``: settings of the dynamic origin (.toml). Raises RefusedError if
-    the files are missing, damaged or not what the exporter writes, TransferError if reading or writing fails.
+    drafter. ``golden``: token ids of the self-test's prompts; by default, three of 24 tokens in all.
+    ``digest`` runs them: given the path of a bundle whose digests are zero, it returns the digests of base
+    and full precision as 64 hex digits (None: no residual); without it they stay zero. ``text``:
+    documents (.npz) whose n-grams become the table that drafting by look-up reads. ``schedule``: settings of
+    the dynamic origin (.toml). Raises RefusedError if the files are missing, damaged or not what the exporter
+    writes, TransferError if reading or writing fails.
     """
     base = _OnnxModel(onnx_directory, "base")
     models = {"target.shared": base, "target.base": base}
@@ -104,18 +97,16 @@ def pack(
     drafter, draft_files = (
         _read_drafter(onnx_directory, base) if (onnx_directory / STEP_FILE).exists() else (None, {})
     )
-    config = _bundle_config(base.metadata.config)
+    config = base.metadata.config
     prompts = default_prompts(config.vocab) if golden is None else golden
-    entries = {
-        section: list(_lay_out(config, section, index, not base.metadata.config.tied))
-        for index, section in enumerate(models, start=2)
-    }
     with replacing(path) as file:
         writer = BundleWriter(file)
-        writer.add("target.config", [config.pack()])
-        writer.add("target.tensors", [entry.pack() for section in entries.values() for entry in section])
-        for section, model in models.items():
-            writer.add(section, _tensor_chunks(model, entries[section], _PLANES[section]))
+        writer.add("target.config", [config_section(config)])
+        writer.add_tensors(
+            "target.tensors",
+            {section: required_tensors(config, section, not config.tied) for section in models},
+            lambda section, entry: models[section].values(entry, _PLANES[section]),
+        )
         for section, data in _text_sections(base).items():
             writer.add(section, [data])
         writer.add("golden", [golden_section(prompts, _GREEDY_TOKENS, bytes(32), bytes(32))])
@@ -125,21 +116,18 @@ def pack(
             writer.add("schedule", [Schedule.read(schedule, config.layers).pack()])
         writer.add("provenance", [_provenance(models, drafter, draft_files, text)])
         if drafter is not None:
-            shared, trained, tokens = (writer.sections[name].crc for name in DRAFT_TARGET)
-            weights_section = len(writer.sections) + 2
-            for name, chunks in draft_sections(drafter, config, weights_section, (shared, trained, tokens)):
-                writer.add(name, chunks)
+            add_drafter(writer, drafter, config)
         writer.seal()
         temporary = Path(file.name)
         Bundle.open(temporary)
         if digest is not None:
-            base_digest, full_digest = (bytes.fromhex(text or "00" * 32) for text in digest(temporary))
+            base_digest, full_digest = (bytes.fromhex(found or "00" * 32) for found in digest(temporary))
             writer.replace("golden", golden_section(prompts, _GREEDY_TOKENS, base_digest, full_digest))
             writer.seal()
 
 
 def default_prompts(vocab: int) -> list[list[int]]:
-    """Golden prompts of 1, 7 and 16 tokens, spread over the vocabulary."""
+    """Return golden prompts of 1, 7 and 16 tokens, spread over the vocabulary."""
     ids = iter(range(1, 25))
     return [[next(ids) * 7919 % vocab for _ in range(length)] for length in (1, 7, 16)]
 
@@ -148,7 +136,7 @@ def default_prompts(vocab: int) -> list[list[int]]:
 
 
 class _OnnxFile:
-    """A graph that this package wrote: valid ONNX, its other files unaltered. Subclasses know what it shall
+    """A graph that this package wrote: valid ONNX, its other files unaltered. Subclasses know what it must
     compute."""
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -174,11 +162,11 @@ class _OnnxFile:
                 raise self._refusal(f"{file} is not the file that was exported with it")
 
     def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
-        """Files that it lists, rule of its exponents, and the model that it should be."""
+        """Return the files that it lists, the rule of its exponents, and the model that it should be."""
         raise NotImplementedError
 
     def file(self, name: str) -> Path:
-        """The path of a file beside the graph. Raises RefusedError if it is not there."""
+        """Return the path of a file next to the graph. Raises RefusedError if it is not there."""
         path = self._directory / name
         if not path.is_file():
             raise RefusedError(f"{path}: no such file; export the model again")
@@ -188,7 +176,7 @@ class _OnnxFile:
         return self.file(name).read_text(encoding="utf-8")
 
     def array(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
-        """An initializer, which must have this type and shape."""
+        """Read an initializer, which must have this type and shape."""
         try:
             array = onnx.numpy_helper.to_array(self.initializers[name], str(self._directory))
         except (*_INVALID_ONNX, ValueError, KeyError) as error:
@@ -200,7 +188,7 @@ class _OnnxFile:
         return array
 
     def quantized(self, name: str, plane: Plane | None, shape: Shape) -> MXTensor:
-        """A quantized tensor [rows, columns]; ``plane`` None: MXINT8."""
+        """Read a quantized tensor [rows, columns]; ``plane`` None: MXINT8."""
         rows, columns = shape
         data_name, scale_name = initializer_names(name, plane)
         scale = self.array(scale_name, np.uint8, (rows, columns // BLOCK))
@@ -222,6 +210,13 @@ class _OnnxModel(_OnnxFile):
         if self.metadata.files.keys() - {TEMPLATE_FILE} != {DATA_FILE, TOKENIZER_FILE, GENERATION_FILE}:
             raise self._refusal(f"it lists other files: {', '.join(self.metadata.files)}")
 
+    def values(self, entry: TensorEntry, plane: Plane | None) -> MXTensor | NDArray[np.float32]:
+        """Return what a tensor of the bundle holds."""
+        if entry.dtype != F32:
+            return self.quantized(entry.name, plane, entry.shape)
+        norm = entry.name.endswith("norm.weight")  # [hidden] in the graph
+        return self.array(entry.name, np.float32, entry.shape[1:] if norm else entry.shape)
+
     def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
         self.metadata = Metadata.from_json(metadata)
         check_config(self.metadata.config)
@@ -239,8 +234,9 @@ class _OnnxDrafter(_OnnxFile):
         return self.metadata.files, "search", expected
 
 
-def _read_drafter(directory: Path, base: _OnnxModel) -> tuple[Drafter, dict[str, str]]:
-    """The drafter in the ONNX files, which must be of the target's export, and the files' SHA-256."""
+def _read_drafter(directory: Path, base: _OnnxModel) -> tuple[TrainedDrafter, dict[str, str]]:
+    """Read the drafter in the ONNX files, which must be of the target's export; returns the files' SHA-256
+    too."""
     features, step = (_OnnxDrafter(directory, name) for name in (FEATURES_FILE, STEP_FILE))
     metadata = step.metadata
     if features.metadata != metadata:
@@ -261,7 +257,9 @@ def _read_drafter(directory: Path, base: _OnnxModel) -> tuple[Drafter, dict[str,
     ids = step.array("draft_ids", np.int64, (metadata.vocab,)).astype(np.uint32)
     calibration = tuple((i, r) for i, r in metadata.calibration)
     files = metadata.files | {FEATURES_FILE: features.sha256, STEP_FILE: step.sha256}
-    return Drafter(layers, planes, norms, ids, calibration, metadata.source_sha256, metadata.meta), files
+    return TrainedDrafter(
+        layers, planes, norms, ids, calibration, metadata.source_sha256, metadata.meta
+    ), files
 
 
 def _check_same_weights(base: _OnnxModel, full: _OnnxModel) -> None:
@@ -277,44 +275,12 @@ def _check_same_weights(base: _OnnxModel, full: _OnnxModel) -> None:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sha256(path)
     except OSError as error:
         raise TransferError(f"cannot read {path}: {error.strerror}") from error
 
 
 # ---- sections ----
-
-
-def _bundle_config(config: ModelConfig) -> Config:
-    fields = dataclasses.asdict(config)
-    return Config(**{field.name: fields[field.name] for field in dataclasses.fields(Config)})
-
-
-def _lay_out(config: Config, section: str, index: int, separate_head: bool) -> Iterator[TensorEntry]:
-    """The tensor directory's entries of section number ``index``."""
-    end = 0
-    for name, dtype, (rows, columns) in required_tensors(config, section, separate_head):
-        offset = align(end, TENSOR_ALIGNMENT)
-        length = tensor_nbytes(dtype, rows, columns)
-        yield TensorEntry(name, dtype, index, rows, columns, offset, length)
-        end = offset + length
-
-
-def _tensor_chunks(
-    model: _OnnxModel, entries: Sequence[TensorEntry], plane: Plane | None
-) -> Iterator[bytes | memoryview]:
-    """The bytes of a tensor section."""
-    end = 0
-    for entry in entries:
-        yield bytes(entry.offset - end)
-        shape = (entry.rows, entry.columns)
-        if entry.dtype == F32:
-            norm = entry.name.endswith("norm.weight")  # [hidden] in the graph
-            yield model.array(entry.name, np.float32, shape[1:] if norm else shape).data
-        else:
-            yield to_tiles(model.quantized(entry.name, plane, shape)).data
-        end = entry.offset + entry.length
 
 
 def _text_sections(model: _OnnxModel) -> dict[str, bytes]:
@@ -328,7 +294,10 @@ def _text_sections(model: _OnnxModel) -> dict[str, bytes]:
 
 
 def _provenance(
-    models: dict[str, _OnnxModel], drafter: Drafter | None, draft_files: dict[str, str], text: Path | None
+    models: dict[str, _OnnxModel],
+    drafter: TrainedDrafter | None,
+    draft_files: dict[str, str],
+    text: Path | None,
 ) -> bytes:
     metadata = models["target.base"].metadata
     graphs = {MODEL_FILES[model.precision]: model.sha256 for model in models.values()}

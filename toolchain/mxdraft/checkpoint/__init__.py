@@ -1,21 +1,39 @@
-"""Weights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files."""
+"""Weights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files.
+
+fetch.py        a known model's weights (models.toml), downloaded and checked
+gguf_file.py    a .gguf file
+huggingface.py  a Hugging Face directory
+model.py        the one form in memory, whatever file it came from
+tokenizer.py    the tokenizers that mxdraft runs
+reference.py    the teacher: a plain forward pass of the unquantized weights
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config, expected_tensors
+from mxdraft.checkpoint.model import (
+    Checkpoint,
+    Dimensions,
+    ModelConfig,
+    check_checkpoint,
+    check_config,
+    check_dimensions,
+    expected_tensors,
+)
 from mxdraft.checkpoint.tokenizer import BYTE_ALPHABET, PreTokenizer, TokenizerSpec, tokenizer_json
 from mxdraft.errors import RefusedError, TransferError
 
 __all__ = [
     "BYTE_ALPHABET",
     "Checkpoint",
+    "Dimensions",
     "ModelConfig",
     "PreTokenizer",
     "TokenizerSpec",
     "check_checkpoint",
     "check_config",
+    "check_dimensions",
     "expected_tensors",
     "load_checkpoint",
     "tokenizer_json",

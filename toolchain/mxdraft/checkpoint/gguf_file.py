@@ -271,7 +271,7 @@ def _tensor(data: mmap.mmap, base: int, info: _TensorInfo, config: ModelConfig) 
         raise RefusedError(f"tensor {info.name} has type {info.type.name}, which cannot be decoded") from None
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(info.name.split(".")[-2])
     if heads is not None and values.shape == (heads * config.head_dim, config.hidden):
-        # In each head GGUF puts row i + D/2 right behind row i; rotate-half RoPE wants the halves apart.
+        # In each head GGUF puts row i + D/2 right after row i; rotate-half RoPE wants the halves apart.
         pairs = values.reshape(heads, config.head_dim // 2, 2, config.hidden)
         values = pairs.swapaxes(1, 2).reshape(values.shape)
     return np.array(values, np.float32)

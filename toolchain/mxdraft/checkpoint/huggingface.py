@@ -200,7 +200,7 @@ def tokenizer_spec(raw: dict[str, Any], special: dict[str, Any]) -> TokenizerSpe
     model = raw.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE":
         raise RefusedError("tokenizer.json: only models of type BPE are supported")
-    # Settings under which encoding is not what mxdraft does; the value of each that is, beside null.
+    # Settings under which encoding is not what mxdraft does; the value of each that is, other than null.
     for key, supported in {
         "dropout": None,
         "unk_token": None,
@@ -292,7 +292,7 @@ def _pre_tokenizer(raw: Any) -> PreTokenizer:
             return name
     raise RefusedError(
         f"tokenizer.json: pre_tokenizer {json.dumps(raw)[:200]} is not supported; only prefix-less ByteLevel "
-        "is, alone or behind individual Digits"
+        "is, alone or after individual Digits"
     )
 
 

@@ -13,8 +13,8 @@ from mxdraft.mx import BLOCK
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Dimensions of a Llama-family decoder: no biases, SiLU-gated feed-forward, unscaled RoPE."""
+class Dimensions:
+    """What every file that holds a decoder says of it, in the order of a bundle's ``target.config``."""
 
     hidden: int
     layers: int
@@ -25,6 +25,12 @@ class ModelConfig:
     vocab: int
     max_positions: int
     rms_eps: float
+
+
+@dataclass(frozen=True)
+class ModelConfig(Dimensions):
+    """A Llama-family decoder: no biases, SiLU-gated feed-forward, unscaled RoPE."""
+
     rope_theta: float
     tied: bool  # the head is the embedding matrix
 
@@ -68,7 +74,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_config(config: ModelConfig) -> None:
+def check_dimensions(config: Dimensions) -> None:
     """Raise RefusedError for dimensions that a bundle cannot hold (runtime/BUNDLE.md, ``target.config``)."""
     limits = {
         "hidden": 1 << 16,
@@ -99,6 +105,11 @@ def check_config(config: ModelConfig) -> None:
         raise RefusedError(f"config: head_dim is {config.head_dim}; RoPE needs an even number")
     if not 0 < config.rms_eps < 1:
         raise RefusedError(f"config: rms_eps is {config.rms_eps}, not between 0 and 1")
+
+
+def check_config(config: ModelConfig) -> None:
+    """Raise RefusedError for a decoder that neither the exported graphs nor a bundle can hold."""
+    check_dimensions(config)
     if not 1 <= config.rope_theta < float("inf"):
         raise RefusedError(f"config: rope_theta is {config.rope_theta}, not a finite number of at least 1")
 

@@ -1,4 +1,4 @@
-"""The tokenizers mxdraft runs: byte-level BPE behind one of two pre-tokenizers."""
+"""The tokenizers mxdraft runs: byte-level BPE after one of two pre-tokenizers."""
 
 from __future__ import annotations
 

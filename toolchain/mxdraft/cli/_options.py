@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import click
@@ -15,6 +16,7 @@ from mxdraft.runtime import Engine, Model, Plan, default_threads
 from mxdraft.runtime.engine import KV, Draft, Precision
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:

@@ -8,32 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mxdraft.cli._options import word_option
+from mxdraft.cli._options import PATH, word_option
 from mxdraft.cli._terminal import emit
 from mxdraft.runtime import Engine, Model
 
 if TYPE_CHECKING:
     from mxdraft.mx import Rule
 
-_path = click.Path(path_type=Path)
-
 
 @click.command(epilog="Example: mxdraft fetch smollm2-135m")
 @click.argument("name")
-@click.option("--cache", metavar="DIR", type=_path, help="Where to keep it, instead of the user's cache.")
+@click.option("--cache", metavar="DIR", type=PATH, help="Where to keep it, instead of the user's cache.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")
 def fetch(name: str, cache: Path | None, no_progress: bool) -> None:
     """Get a model's weights, checked against their hash, and print the path of the file."""
-    from mxdraft.fetch import fetch as fetch_model
+    from mxdraft.checkpoint.fetch import fetch as fetch_model
 
     _emit_line(fetch_model(name, cache, progress=not no_progress))
 
 
 @click.command(epilog="Example: mxdraft export model.gguf -o build/smollm2-135m")
-@click.argument("source", type=_path)
-@click.option("-o", "directory", metavar="DIR", type=_path, required=True, help="Directory to write to.")
-@click.option("--delta", metavar="FILE", type=_path, help="What training made of these weights.")
-@click.option("--drafter", metavar="FILE", type=_path, help="A drafter that was trained for these weights.")
+@click.argument("source", type=PATH)
+@click.option("-o", "directory", metavar="DIR", type=PATH, required=True, help="Directory to write to.")
+@click.option("--delta", metavar="FILE", type=PATH, help="What training made of these weights.")
+@click.option("--drafter", metavar="FILE", type=PATH, help="A drafter that was trained for these weights.")
 @word_option("--rule", ("search", "floor"), "search", "How block exponents are chosen.")
 def export(source: Path, directory: Path, delta: Path | None, drafter: Path | None, rule: Rule) -> None:
     """Write a model's ONNX files, base and full precision, and print their paths.
@@ -41,9 +39,9 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
     SOURCE is a .gguf file or a directory with a Hugging Face model.
     """
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.drafter import load_drafter
     from mxdraft.export import export_drafter, export_model
-    from mxdraft.qat_delta import apply_delta
+    from mxdraft.train.delta import apply_delta
+    from mxdraft.train.drafter import load_drafter
 
     checkpoint = load_checkpoint(source)
     trained = None if delta is None else apply_delta(delta, checkpoint)
@@ -56,10 +54,10 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
 
 
 @click.command(epilog="Example: mxdraft pack build/smollm2-135m -o build/smollm2-135m.mxb")
-@click.argument("directory", type=_path)
-@click.option("-o", "bundle", metavar="BUNDLE", type=_path, required=True, help="File to write.")
-@click.option("--text", metavar="FILE", type=_path, help="Text (.npz) to count n-grams in, for drafting.")
-@click.option("--schedule", metavar="FILE", type=_path, help="Settings (.toml) from mxdraft calibrate.")
+@click.argument("directory", type=PATH)
+@click.option("-o", "bundle", metavar="BUNDLE", type=PATH, required=True, help="File to write.")
+@click.option("--text", metavar="FILE", type=PATH, help="Text (.npz) to count n-grams in, for drafting.")
+@click.option("--schedule", metavar="FILE", type=PATH, help="Settings (.toml) from mxdraft calibrate.")
 def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None) -> None:
     """Make a bundle of the ONNX files in DIRECTORY, with golden digests computed by the runtime."""
     from mxdraft.pack import pack as pack_bundle
@@ -69,11 +67,12 @@ def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None
 
 
 @click.command(epilog="Example: mxdraft inspect build/smollm2-135m.mxb --json")
-@click.argument("bundle", type=_path)
+@click.argument("bundle", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def inspect(bundle: Path, as_json: bool) -> None:
     """List the sections, tensors and provenance of a bundle."""
     from mxdraft.bundle import Bundle
+    from mxdraft.bundle.format import DType
 
     opened = Bundle.open(bundle)
     report: dict[str, Any] = {
@@ -83,8 +82,8 @@ def inspect(bundle: Path, as_json: bool) -> None:
             {
                 "section": section,
                 "name": name,
-                "dtype": _DTYPES[entry.dtype],
-                "shape": [entry.rows, entry.columns],
+                "dtype": DType(entry.dtype).name,
+                "shape": entry.shape,
             }
             | {"offset": entry.offset, "length": entry.length}
             for (section, name), entry in opened.tensors.items()
@@ -106,9 +105,6 @@ def inspect(bundle: Path, as_json: bool) -> None:
     ]
     lines += ["", "PROVENANCE", json.dumps(report["provenance"], indent=1)]
     _emit_line("\n".join(lines))
-
-
-_DTYPES = {1: "F32", 2: "MXFP4T", 3: "MXINT8T", 4: "U32"}
 
 
 def _golden_digests(bundle: Path) -> tuple[str, str | None]:

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from mxdraft.cli._options import whole
+from mxdraft.cli._options import PATH, whole
 from mxdraft.cli._terminal import emit, note
 from mxdraft.errors import TransferError, UsageError
 from mxdraft.files import write_json
 
-_path = click.Path(path_type=Path)
 _host = click.option(
     "--host", "hosts", metavar="HOST", multiple=True, help="[user@]name as ssh takes it; may be repeated."
 )
@@ -25,19 +24,19 @@ _some_hosts = click.option(
 _dest = click.option(
     "--dest", metavar="DIR", help="Folder on the device.  [default: mxdraft, below the home folder]"
 )
-_json = click.option("--json", "json_path", metavar="FILE", type=_path, help="Also write the results there.")
+_json = click.option("--json", "json_path", metavar="FILE", type=PATH, help="Also write the results there.")
 
 
 @click.command(epilog="Example: mxdraft build --target rpi --wheel")
 @click.option("--target", metavar="NAME", default="host", help="A file of targets/.")
 @click.option("--wheel", is_flag=True, help="Also a Python wheel of this package with the target's library.")
 @click.option(
-    "--streamline", metavar="DIR", type=_path, help="With annotations, by ARM's streamline_annotate.c there."
+    "--streamline", metavar="DIR", type=PATH, help="With annotations, by ARM's streamline_annotate.c there."
 )
 def build(target: str, wheel: bool, streamline: Path | None) -> None:
     """Build the C runtime for a target and print the paths."""
-    from mxdraft.build import build as build_target
-    from mxdraft.wheel import build_wheel
+    from mxdraft.ship.build import build as build_target
+    from mxdraft.ship.wheel import build_wheel
 
     if wheel and streamline:
         raise UsageError("--wheel and --streamline exclude each other")
@@ -51,17 +50,17 @@ def build(target: str, wheel: bool, streamline: Path | None) -> None:
     epilog="Example: mxdraft deploy --target rpi --host pi@raspberrypi.local -m build/smollm2-135m.mxb"
 )
 @click.option("--target", metavar="NAME", required=True, help="A file of targets/.")
-@click.option("-m", "bundle", metavar="BUNDLE", type=_path, required=True, help="Bundle file (.mxb).")
+@click.option("-m", "bundle", metavar="BUNDLE", type=PATH, required=True, help="Bundle file (.mxb).")
 @_host
 @click.option(
-    "--hosts", "hosts_file", metavar="FILE", type=_path, help="A fleet: [[host]] tables (docs/deploy.md)."
+    "--hosts", "hosts_file", metavar="FILE", type=PATH, help="A fleet: [[host]] tables (docs/deploy.md)."
 )
 @_dest
 @click.option(
     "--service", is_flag=True, help="Also install the systemd units; in /opt/mxdraft unless --dest."
 )
 @click.option("--parallel", type=whole(1, 256), default="5", help="Of a fleet, devices at a time.")
-@click.option("-o", "archive", metavar="FILE", type=_path, help="Without hosts: the archive to write.")
+@click.option("-o", "archive", metavar="FILE", type=PATH, help="Without hosts: the archive to write.")
 @_json
 def deploy(
     target: str,
@@ -78,8 +77,8 @@ def deploy(
 
     Without --host and --hosts: write an archive with an install.sh that does the same on the device.
     """
-    from mxdraft.deploy.fleet import Host, check_hosts, deploy_fleet, read_hosts
-    from mxdraft.deploy.release import prepare
+    from mxdraft.ship.deploy.fleet import Host, check_hosts, deploy_fleet, read_hosts
+    from mxdraft.ship.deploy.release import prepare
 
     dest = dest or ("/opt/mxdraft" if service else "mxdraft")
     if hosts and hosts_file:
@@ -87,8 +86,8 @@ def deploy(
     if archive and (hosts or hosts_file):
         raise UsageError("-o is for an archive, which has no hosts")
     if not hosts and hosts_file is None:
-        from mxdraft.deploy.archive import write_archive
-        from mxdraft.targets import REPOSITORY
+        from mxdraft.ship.deploy.archive import write_archive
+        from mxdraft.ship.targets import REPOSITORY
 
         path = archive or REPOSITORY / "build" / f"mxdraft-{target}.tar.gz"
         write_archive(prepare(target, bundle), f"mxdraft-{target}", path)
@@ -135,7 +134,7 @@ def status(hosts: tuple[str, ...], dest: str | None, json_path: Path | None) -> 
 
 
 def _run(host: str, dest: str | None, action: str) -> dict[str, str]:
-    from mxdraft.deploy.remote import Device
+    from mxdraft.ship.deploy.remote import Device
 
     with Device(host, dest or "mxdraft", note) as device:
         return {"host": host} | device.run(action)
@@ -144,9 +143,9 @@ def _run(host: str, dest: str | None, action: str) -> dict[str, str]:
 def _deploy_one(
     host: str, target: str, dest: str, bundle: Path, service: bool, json_path: Path | None
 ) -> dict[str, Any]:
-    from mxdraft.deploy import deploy as deploy_device
-    from mxdraft.deploy.release import prepare
-    from mxdraft.deploy.remote import Device
+    from mxdraft.ship.deploy import deploy as deploy_device
+    from mxdraft.ship.deploy.release import prepare
+    from mxdraft.ship.deploy.remote import Device
 
     note(f"building for {target}, verifying here")
     release = prepare(target, bundle)

@@ -9,6 +9,7 @@ from typing import Literal, Unpack
 import click
 
 from mxdraft.cli._options import (
+    PATH,
     EngineOptions,
     cache_options,
     engine_options,
@@ -24,8 +25,6 @@ from mxdraft.files import replacing
 from mxdraft.runtime import Model, cpu_describe, default_threads, version
 from mxdraft.runtime.engine import KV, Draft
 
-_path = click.Path(path_type=Path)
-
 
 @click.command(epilog="Example: mxdraft verify -m build/smollm2-135m.mxb --precision base")
 @model_option
@@ -33,11 +32,9 @@ _path = click.Path(path_type=Path)
 @click.option("--chunk", type=whole(1, 512), default="64", help="Rows of one step; never changes the digest.")
 @click.option("--full", is_flag=True, help="Also compare with onnxruntime on the ONNX files.")
 @click.option("--quick", is_flag=True, help="With --full: fewer prompts and tokens, little memory.")
-@click.option(
-    "--onnx", metavar="DIR", type=_path, help="With --full: the ONNX files; default: beside BUNDLE."
-)
-@click.option("--html", metavar="FILE", type=_path, help="With --full: write a report page.")
-@click.option("--json", "json_path", metavar="FILE", type=_path, help="With --full: write all values.")
+@click.option("--onnx", metavar="DIR", type=PATH, help="With --full: the ONNX files; default: beside BUNDLE.")
+@click.option("--html", metavar="FILE", type=PATH, help="With --full: write a report page.")
+@click.option("--json", "json_path", metavar="FILE", type=PATH, help="With --full: write all values.")
 def verify(
     bundle: str,
     chunk: int,
@@ -71,7 +68,8 @@ def _verify_full(
     json_path: Path | None,
     options: EngineOptions,
 ) -> None:
-    from mxdraft.verify import compare, packed_precisions, report, report_html
+    from mxdraft.verify.compare import packed_precisions, verify_precision
+    from mxdraft.verify.report import verification_page, verification_report
 
     results = []
     with Model(bundle) as model:
@@ -79,10 +77,10 @@ def _verify_full(
         for precision in packed if options["precision"] == "auto" else [options["precision"]]:
             chosen: EngineOptions = {**options, "precision": precision}
             with open_engine(model, chosen, max_rows=chunk) as engine:
-                results.append(compare(engine, onnx, quick, note))
+                results.append(verify_precision(engine, onnx, quick, note))
             emit(f"{results[-1].summary()}\n".encode())
-    content = report(results, bundle, onnx)
-    for path, text in ((html, report_html(content)), (json_path, json.dumps(content, indent=1))):
+    content = verification_report(results, bundle, onnx)
+    for path, text in ((html, verification_page(content)), (json_path, json.dumps(content, indent=1))):
         if path is not None:
             with replacing(path) as file:
                 file.write(text.encode("utf-8"))

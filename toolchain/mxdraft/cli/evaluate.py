@@ -9,8 +9,8 @@ from typing import Any, Literal, Unpack, get_args
 
 import click
 
-from mxdraft.acceptance import Difference
 from mxdraft.cli._options import (
+    PATH,
     EngineOptions,
     engine_options,
     limit_option,
@@ -23,15 +23,15 @@ from mxdraft.cli._options import (
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import write_json
+from mxdraft.measure.acceptance import MeanInterval
 from mxdraft.runtime import Engine, Model, Sequence
 from mxdraft.runtime.engine import Draft, Precision
 
-_path = click.Path(path_type=Path)
 _json_option = click.option(
-    "--json", "json_path", metavar="FILE", type=_path, help="Write the results to this file."
+    "--json", "json_path", metavar="FILE", type=PATH, help="Write the results to this file."
 )
 _plot_option = click.option(
-    "--plot", "plot_path", metavar="FILE", type=_path, help="Draw them (.png or .svg)."
+    "--plot", "plot_path", metavar="FILE", type=PATH, help="Draw them (.png or .svg)."
 )
 
 
@@ -45,15 +45,13 @@ def evaluate() -> None:
     "--tokens 4096 --precision base --precision full --json quality.json"
 )
 @model_option
-@click.option("--text", type=_path, required=True, help="UTF-8 text to score.")
+@click.option("--text", type=PATH, required=True, help="UTF-8 text to score.")
 @click.option("--tokens", type=whole(2, 1 << 24), default="4096", help="Tokens of it to score.")
 @click.option("--ctx", type=whole(2, 1 << 16), default="512", help="Window; each starts from an empty cache.")
 @click.option(
     "--precision", "precisions", multiple=True, default=("base", "full"), help="base or full; repeatable."
 )
-@click.option(
-    "--source", type=click.Path(path_type=Path), help="The unquantized weights; fetched by default."
-)
+@click.option("--source", type=PATH, help="The unquantized weights; fetched by default.")
 @_json_option
 def quality(
     bundle: str,
@@ -68,9 +66,9 @@ def quality(
     import numpy as np
 
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.evaluate import Forward, compare
-    from mxdraft.fetch import fetch
-    from mxdraft.reference import Teacher
+    from mxdraft.checkpoint.fetch import fetch
+    from mxdraft.checkpoint.reference import Teacher
+    from mxdraft.measure.quality import Forward, score_windows
 
     for precision in precisions:
         if precision not in get_args(Precision) or precision == "auto":
@@ -100,8 +98,8 @@ def quality(
             return forward
 
         students: dict[str, Forward] = {precision: student(precision) for precision in precisions}
-        for sums in compare(Teacher(checkpoint).logits, students, ids, ctx):
-            progress = ", ".join(f"{name} KL {q.report()['kl']:.4f}" for name, q in sums.items())
+        for sums in score_windows(Teacher(checkpoint).logits, students, ids, ctx):
+            progress = ", ".join(f"{name} KL {q.kl:.4f}" for name, q in sums.items())
             note(f"{sums['teacher'].positions}/{len(ids)} tokens: {progress}")
     results = {name: q.report() for name, q in sums.items()}
     emit(f"{'':<10}{'KL':>9}{'agreement':>12}{'perplexity':>12}\n".encode())
@@ -115,8 +113,8 @@ def quality(
     epilog='Example: mxdraft evaluate sensitivity "$(mxdraft fetch smollm2-135m)" '
     "--text models/smollm2-135m/teacher_text.npz --tokens 2048 --json sensitivity.json"
 )
-@click.argument("weights", type=_path)
-@click.option("--text", type=_path, required=True, help="Teacher text (.npz) to measure on.")
+@click.argument("weights", type=PATH)
+@click.option("--text", type=PATH, required=True, help="Teacher text (.npz) to measure on.")
 @click.option("--tokens", type=whole(2, 1 << 24), default="2048", help="Tokens of it, in whole windows.")
 @click.option("--ctx", type=whole(2, 1 << 16), default="512", help="Window; each starts from an empty cache.")
 @word_option(
@@ -140,8 +138,8 @@ def sensitivity(
     import torch
 
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.qat.data import read_windows
-    from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity
+    from mxdraft.measure.sensitivity import by_kind, by_layer, groups, sensitivity
+    from mxdraft.train.data import read_windows
 
     checkpoint = load_checkpoint(weights)
     windows = read_windows(text, ctx, checkpoint.config.vocab)[: max(1, tokens // ctx)]
@@ -160,7 +158,7 @@ def sensitivity(
         facts = {"start": start, "tokens": windows.size, "ctx": ctx, "weights": checkpoint.source_sha256}
         write_json(json_path, {"results": found, **facts})
     if plot_path:
-        from mxdraft.plot import plot_sensitivity
+        from mxdraft.measure.plot import plot_sensitivity
 
         plot_sensitivity(found, plot_path)
 
@@ -170,7 +168,7 @@ def sensitivity(
     "--task chat --draft off --draft ngram --draft auto -n 128"
 )
 @model_option
-@click.option("--prompts", type=_path, required=True, help="JSON lines with 'turns' and 'task'.")
+@click.option("--prompts", type=PATH, required=True, help="JSON lines with 'turns' and 'task'.")
 @click.option("--task", "tasks", multiple=True, help="Only prompts of this task; repeatable.")
 @click.option(
     "--per-task", "count", type=whole(0, 1 << 20), default="20", help="Prompts of each task; 0 = all."
@@ -194,8 +192,8 @@ def speculation(
     **options: Unpack[EngineOptions],
 ) -> None:
     """Speed of each drafter beside the first one, prompt by prompt in turns; all must write the same text."""
-    from mxdraft.acceptance import read_prompts
-    from mxdraft.speculation import compare, report
+    from mxdraft.measure.acceptance import read_prompts
+    from mxdraft.measure.speculation import generate_in_turns, speed_report
 
     for draft in drafts:
         if draft not in get_args(Draft):
@@ -209,13 +207,13 @@ def speculation(
         for draft, engine in engines.items():
             if draft != "off":
                 engine.measure_costs()
-        for run in compare(model, engines, chosen, limit, temperature=temp):
+        for run in generate_in_turns(model, engines, chosen, limit, temperature=temp):
             runs.append(run)
             speeds = ", ".join(f"{draft} {run.speed(draft):.1f}" for draft in engines)
             note(f"{len(runs)}/{len(chosen)} {run.prompt.task}: {run.tokens} tokens, tok/s: {speeds}")
     if not runs:
         raise RefusedError(f"{prompts}: no prompt of these tasks made more than one token")
-    results = report(runs, list(engines))
+    results = speed_report(runs, list(engines))
     emit(
         f"{'':<18}{'draft':<8}{'tok/s':>8}{'speedup':>9}{'total':>7}{'tok/step':>10}{'accepted':>10}\n".encode()
     )
@@ -244,8 +242,8 @@ def speculation(
 @click.option(
     "--drafter", "drafters", metavar="[NAME=]FILE", multiple=True, required=True, help="Repeatable."
 )
-@click.option("--prompts", type=_path, required=True, help="JSON lines with task and turns (Spec-Bench).")
-@click.option("--run", "directory", metavar="DIR", type=_path, required=True, help="Where rollouts are kept.")
+@click.option("--prompts", type=PATH, required=True, help="JSON lines with task and turns (Spec-Bench).")
+@click.option("--run", "directory", metavar="DIR", type=PATH, required=True, help="Where rollouts are kept.")
 @click.option("--per-task", type=whole(0, 1 << 20), default="0", help="Prompts of each task; 0 = all.")
 @click.option("--temp", "temperature", type=real(0, 100), default="0", help="Temperature; 0 = greedy.")
 @click.option("-n", "tokens", type=whole(2, 1 << 16), default="128", help="Most tokens of an answer.")
@@ -271,12 +269,18 @@ def acceptance(
     """
     import torch
 
-    from mxdraft.acceptance import differences, read_prompts, reliability, report, write_rollouts
     from mxdraft.bundle import Bundle
-    from mxdraft.drafter import draft_cost, load_drafter
-    from mxdraft.qat.draft_table import draft_tables, rollout_features
-    from mxdraft.qat.drafter import restored
-    from mxdraft.qat.features import bundle_target
+    from mxdraft.measure.acceptance import (
+        acceptance_report,
+        differences,
+        read_prompts,
+        reliability,
+        write_rollouts,
+    )
+    from mxdraft.measure.draft_table import draft_tables, rollout_features
+    from mxdraft.train.draft_model import restored
+    from mxdraft.train.drafter import draft_cost, load_drafter
+    from mxdraft.train.features import bundle_target
 
     named = dict(_named(drafter) for drafter in drafters)
     asked = read_prompts(prompts, per_task)
@@ -301,7 +305,7 @@ def acceptance(
         network = restored(drafter, target.config)
         tables = draft_tables(network, ids, drafter.calibration, features, rollouts, depth)
         calibrations[name] = reliability(rollouts, tables)
-        results[name] = report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
+        results[name] = acceptance_report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
         _emit_acceptance(name, results[name])
         if reference is None:
             reference = tables
@@ -312,7 +316,7 @@ def acceptance(
         facts = {"temperature": temperature, "tokens": tokens, "bundle": bundle, "prompts": len(rollouts)}
         write_json(json_path, {"results": results, "gains": gains, "reliability": calibrations, **facts})
     if plot_path:
-        from mxdraft.plot import plot_acceptance
+        from mxdraft.measure.plot import plot_acceptance
 
         plot_acceptance(results, calibrations, plot_path)
 
@@ -322,7 +326,7 @@ def acceptance(
 )
 @model_option
 @click.option("--quick", is_flag=True, help="A small sample of everything: minutes instead of an hour.")
-@click.option("--text", type=_path, help="Text (UTF-8 or .npz) to measure on; by default, its own answers.")
+@click.option("--text", type=PATH, help="Text (UTF-8 or .npz) to measure on; by default, its own answers.")
 @click.option(
     "--tokens",
     type=whole(256, 1 << 20),
@@ -343,8 +347,8 @@ def origin(
 ) -> None:
     """What core tokens buy, beside controls: precision, compute and memory, each alone and all together."""
     from mxdraft.bundle import Bundle
-    from mxdraft.origin import evaluate_origin
-    from mxdraft.plot import plot_origin
+    from mxdraft.measure.origin.evaluate import evaluate_origin
+    from mxdraft.measure.plot import plot_origin
 
     Interrupt()
     schedule = Bundle.open(Path(bundle)).schedule
@@ -432,7 +436,7 @@ def _emit_acceptance(drafter: str, by_group: dict[str, dict[str, dict[str, Any]]
             emit(f"{group:<18}{method:<9}{m['rollouts']:>6}{numbers}{best}\n".encode())
 
 
-def _emit_gains(drafter: str, reference: str, by_group: dict[str, dict[str, Difference]]) -> None:
+def _emit_gains(drafter: str, reference: str, by_group: dict[str, dict[str, MeanInterval]]) -> None:
     measures = list(next(iter(by_group.values())))
     heading = "".join(f"{measure.removesuffix('_everywhere'):>25}" for measure in measures)
     emit(f"{f'{drafter} - {reference}':<18}{heading}\n".encode())

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import click
 
-from mxdraft.cli._options import model_option, threads_option, whole
+from mxdraft.cli._options import PATH, model_option, threads_option, whole
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.files import replacing
 from mxdraft.runtime import Model
-
-_path = click.Path(path_type=Path)
 
 
 @click.command(
@@ -19,11 +17,11 @@ _path = click.Path(path_type=Path)
     "-o models/smollm2-135m/schedule.toml --plot calibration.png"
 )
 @model_option
-@click.option("--text", type=_path, required=True, help="Text (UTF-8 or .npz) to record on.")
+@click.option("--text", type=PATH, required=True, help="Text (UTF-8 or .npz) to record on.")
 @click.option("--tokens", type=whole(256, 1 << 20), default="8192", help="Tokens of it at most.")
 @threads_option
-@click.option("-o", "output", metavar="FILE", type=_path, required=True, help="The schedule (.toml).")
-@click.option("--plot", "plot_path", metavar="FILE", type=_path, help="Draw the fit (.png or .svg).")
+@click.option("-o", "output", metavar="FILE", type=PATH, required=True, help="The schedule (.toml).")
+@click.option("--plot", "plot_path", metavar="FILE", type=PATH, help="Draw the fit (.png or .svg).")
 def calibrate(
     bundle: str, text: Path, tokens: int, threads: int, output: Path, plot_path: Path | None
 ) -> None:
@@ -32,9 +30,9 @@ def calibrate(
     A third of the documents only checks the fit. `mxdraft pack --schedule FILE` puts it into a bundle.
     """
     from mxdraft.bundle import Bundle
-    from mxdraft.origin import calibrate as fit
-    from mxdraft.origin import read_text
-    from mxdraft.plot import plot_calibration
+    from mxdraft.measure.origin.evaluate import calibrate as fit
+    from mxdraft.measure.origin.evaluate import read_text
+    from mxdraft.measure.plot import plot_calibration
 
     Interrupt()
     schedule = Bundle.open(Path(bundle)).schedule

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from mxdraft.cli._options import (
+    PATH,
     EngineOptions,
     ExtraOptions,
     cache_options,
@@ -35,8 +36,6 @@ from mxdraft.runtime import Engine, Model, Sequence
 
 if TYPE_CHECKING:
     from mxdraft.trace.record import FullPrecision
-
-_path = click.Path(path_type=Path)
 
 
 class _SamplingOptions(TypedDict):
@@ -155,11 +154,9 @@ def tokenize(
 @click.option("-m", "bundle", metavar="BUNDLE", help="Bundle file (.mxb).")
 @_prompt_options
 @click.option("--full", is_flag=True, help="Also what full precision would choose; greedy only.")
-@click.option("-o", "output", metavar="FILE", type=_path, help="JSON lines to write while it runs.")
-@click.option("--from", "source", metavar="FILE", type=_path, help="No run: the page of a recorded one.")
-@click.option(
-    "--html", metavar="FILE", type=_path, help="A page that shows the run and tries other settings."
-)
+@click.option("-o", "output", metavar="FILE", type=PATH, help="JSON lines to write while it runs.")
+@click.option("--from", "source", metavar="FILE", type=PATH, help="No run: the page of a recorded one.")
+@click.option("--html", metavar="FILE", type=PATH, help="A page that shows the run and tries other settings.")
 @click.pass_context
 def trace(
     context: click.Context,

@@ -7,19 +7,18 @@ from pathlib import Path
 
 import click
 
-from mxdraft.cli._options import model_option, threads_option, whole
+from mxdraft.cli._options import PATH, model_option, threads_option, whole
 from mxdraft.cli._terminal import note
 from mxdraft.errors import UsageError
 from mxdraft.runtime import Model
 
-_path = click.Path(path_type=Path)
 _recipe_option = click.option(
-    "--recipe", metavar="FILE", type=_path, required=True, help="TOML file with the training's settings."
+    "--recipe", metavar="FILE", type=PATH, required=True, help="TOML file with the training's settings."
 )
 _run_option = click.option(
-    "--run", "directory", metavar="DIR", type=_path, required=True, help="Checkpoints and log; continued."
+    "--run", "directory", metavar="DIR", type=PATH, required=True, help="Checkpoints and log; continued."
 )
-_output_option = click.option("-o", "output", metavar="FILE", type=_path, required=True, help="The result.")
+_output_option = click.option("-o", "output", metavar="FILE", type=PATH, required=True, help="The result.")
 
 
 @click.group()
@@ -41,7 +40,7 @@ def text(bundle: str, output: Path, documents: int, seed: int, threads: int) -> 
     Document i of a seed is always the same. Ctrl-C keeps what is finished; the same command goes on, and more
     --documents prolong a file.
     """
-    from mxdraft.corpus import Corpus, write_corpus
+    from mxdraft.train.corpus import Corpus, write_corpus
 
     def tell(corpus: Corpus) -> None:
         written = len(corpus.documents) + len(corpus.dropped)
@@ -57,14 +56,14 @@ def text(bundle: str, output: Path, documents: int, seed: int, threads: int) -> 
     epilog='Example: mxdraft train target "$(mxdraft fetch smollm2-135m)" '
     "--recipe models/smollm2-135m/target.toml --run build/qat -o models/smollm2-135m/qat.delta"
 )
-@click.argument("weights", type=_path)
+@click.argument("weights", type=PATH)
 @_recipe_option
 @_run_option
 @_output_option
 def target(weights: Path, recipe: Path, directory: Path, output: Path) -> None:
     """Train the base plane of WEIGHTS (a .gguf file or a Hugging Face directory) to live in MXFP4."""
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.qat.train import train_target
+    from mxdraft.train.target import train_target
 
     train_target(recipe, load_checkpoint(weights), directory, output)
 
@@ -77,15 +76,15 @@ def target(weights: Path, recipe: Path, directory: Path, output: Path) -> None:
 @_recipe_option
 @_run_option
 @_output_option
-@click.option("--weights", type=_path, help="Of which BUNDLE was made: its base plane trains along ...")
-@click.option("--delta", type=_path, help="... and goes to this file.")
+@click.option("--weights", type=PATH, help="Of which BUNDLE was made: its base plane trains along ...")
+@click.option("--delta", type=PATH, help="... and goes to this file.")
 def drafter(
     bundle: str, recipe: Path, directory: Path, output: Path, weights: Path | None, delta: Path | None
 ) -> None:
     """Train a drafter for a precision of BUNDLE, or by a recipe with target_lr both of them together."""
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.qat.cotrain import train_together
-    from mxdraft.qat.draft_train import train_drafter
+    from mxdraft.train.cotrain import train_together
+    from mxdraft.train.draft_train import train_drafter
 
     if (weights is None) != (delta is None):
         raise UsageError("--weights and --delta go together")

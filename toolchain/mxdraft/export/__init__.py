@@ -1,4 +1,10 @@
-"""Checkpoint to ONNX files, and running those on a stock onnxruntime."""
+"""Checkpoint to ONNX files, and running those on a stock onnxruntime.
+
+functions.py  the operators of the domain ``mxdraft``
+graph.py      weights and graphs of a target
+draft.py      the same for a drafter
+runner.py     an exported graph on onnxruntime
+"""
 
 from mxdraft.export.draft import export_drafter
 from mxdraft.export.graph import (
@@ -11,7 +17,7 @@ from mxdraft.export.graph import (
     export_model,
     initializer_names,
 )
-from mxdraft.export.session import OnnxRunner
+from mxdraft.export.runner import OnnxRunner
 
 __all__ = [
     "DATA_FILE",

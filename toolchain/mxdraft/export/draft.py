@@ -1,4 +1,4 @@
-"""A drafter as ONNX files beside those of its target.
+"""A drafter as ONNX files next to those of its target.
 
 ``draft.features.onnx``: ``residuals`` f32 [batch, sequence, features, hidden] to ``state``
 [batch, sequence, hidden]. ``draft.step.onnx``: ``input_ids`` and ``position_ids`` int64 [batch, sequence],
@@ -20,7 +20,6 @@ import onnx.helper
 from onnx import TensorProto
 
 from mxdraft.checkpoint import ModelConfig
-from mxdraft.drafter import Drafter
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN
 from mxdraft.export.graph import (
@@ -37,6 +36,7 @@ from mxdraft.export.graph import (
     write_file,
 )
 from mxdraft.files import replacing
+from mxdraft.train.drafter import TrainedDrafter
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class DraftMetadata(GraphMetadata):
     files: dict[str, str]
 
 
-def export_drafter(drafter: Drafter, directory: Path) -> dict[str, Path]:
-    """Write both graphs beside the target's, which ``export_model`` wrote; returns their paths by name.
+def export_drafter(drafter: TrainedDrafter, directory: Path) -> dict[str, Path]:
+    """Write both graphs next to the target's, which ``export_model`` wrote; returns their paths by name.
 
     Raises RefusedError if the target there is another one than the drafter's, TransferError if a file cannot
     be read or written.

@@ -1,7 +1,7 @@
 """Checkpoint to ONNX: quantizes the weights and builds the graphs.
 
 ``export_model`` writes ``model.base.onnx`` (base plane) and ``model.full.onnx`` (base + residual), whose
-weights lie in one ``model.onnx.data``, and beside them what Hugging Face's tools and ``mxdraft pack`` read:
+weights lie in one ``model.onnx.data``, and next to them what Hugging Face's tools and ``mxdraft pack`` read:
 ``tokenizer.json``, ``generation_config.json`` (bos and eos) and ``chat_template.jinja``.
 
 Initializers carry Hugging Face's names; a quantized tensor NAME is two of them, ``NAME.data`` and
@@ -32,11 +32,12 @@ from onnx import TensorProto
 
 from mxdraft import __version__
 from mxdraft.checkpoint import Checkpoint, ModelConfig, tokenizer_json
+from mxdraft.checkpoint.reference import rope_tables
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.files import replacing
 from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize
-from mxdraft.qat_delta import TrainedBase
+from mxdraft.train.delta import TrainedBase
 
 Precision = Literal["base", "full"]
 Plane = Literal["base", "residual"]
@@ -140,14 +141,6 @@ def export_model(
     return paths
 
 
-def rope_tables(config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosine and sine [max_positions, head_dim/2] of position x theta**(-2i/head_dim), computed in
-    binary64."""
-    frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
-    angle = np.outer(np.arange(config.max_positions), frequency)
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-
-
 # ---- weights ----
 
 
@@ -185,7 +178,7 @@ def _store_weights(
     checkpoint: Checkpoint, trained: TrainedBase | None, rule: Rule, data: DataFile
 ) -> dict[Precision, list[TensorProto]]:
     """Quantize and write all weights; returns the initializers of each graph."""
-    cosine, sine = rope_tables(checkpoint.config)
+    cosine, sine = rope_tables(checkpoint.config, checkpoint.config.max_positions)
     both = [data.add("rope.cos", cosine), data.add("rope.sin", sine)]
     only: dict[Precision, list[TensorProto]] = {"base": [], "full": []}
     for name, weight in checkpoint.tensors.items():
@@ -231,7 +224,7 @@ class Graph:
     def mx_op(self, kind: str, inputs: list[str], output: str, width: int, **attributes: Any) -> str:
         """An operator of the domain ``mxdraft``, with f32 [batch, sequence, width] as output.
 
-        Its shape is stated, for inference does not see into functions and gets Attention wrong behind an
+        Its shape is stated, for inference does not see into functions and gets Attention wrong after an
         unknown width.
         """
         self.values.append(value_info(output, TensorProto.FLOAT, ["batch", "sequence", width]))
@@ -294,7 +287,7 @@ class Graph:
         layers: int,
         initializers: list[TensorProto],
     ) -> onnx.ModelProto:
-        """The model of these nodes. ``inputs``: type, and axes behind [batch, sequence];
+        """The model of these nodes. ``inputs``: type, and axes after [batch, sequence];
         ``outputs``: f32 [batch, sequence, width]; ``layers``: how many have a cache, an input and an output.
         """
         c = self.config

@@ -1,2 +1,6 @@
-"""mxdraft trace: a run recorded token by token (record.py), read back (read.py), and shown (page.py,
-page.html, page.js). docs/trace.md has the format."""
+"""mxdraft trace: a run recorded token by token (the format: docs/trace.md).
+
+record.py  while it goes on
+read.py    read back, checked
+page.py    shown, with page.html and page.js
+"""

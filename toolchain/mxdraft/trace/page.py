@@ -17,7 +17,7 @@ _CHOICES = ("text", "bytes", "base_token", "base_text", "full_token", "full_text
 
 
 def page(trace: Trace) -> str:
-    """The page's HTML."""
+    """Render the page's HTML."""
     run = trace.run
     data = {
         "tokens": [
@@ -50,17 +50,17 @@ def page(trace: Trace) -> str:
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """What the run did, by the names that page.js gives to what it would do with other settings.
+    """Sum up what the run did, by the names that page.js gives to what it would do with other settings.
 
-    ``bytes``: weights read for a token behind the first, without drafts. Differences are those between the
+    ``bytes``: weights read for a token after the first, without drafts. Differences are those between the
     choices of base and full precision, of rows where both are known; None if the trace has none.
     """
     tokens = trace.tokens
     looks = Counter(token["look"] for token in tokens)
-    behind = [token["look"] for token in tokens[1:]]
+    later = [token["look"] for token in tokens[1:]]
     planes = trace.run["weight_bytes"]
     read = sum(
-        planes["base"] * (look in ("none", "core")) + planes["full"] * (look != "none") for look in behind
+        planes["base"] * (look in ("none", "core")) + planes["full"] * (look != "none") for look in later
     )
     known = [t for t in tokens if t.get("full_token") is not None and t["base_token"] is not None]
     differences = [t for t in known if t["base_token"] != t["full_token"]]
@@ -68,7 +68,7 @@ def summary(trace: Trace) -> dict[str, Any]:
     return {
         "tokens": len(tokens),
         **{look: looks[look] for look in ("core", "due", "all", "none")},
-        "bytes": read / len(behind) if behind else None,
+        "bytes": read / len(later) if later else None,
         "drafted": sum(token["drafted"] for token in tokens),
         "tiers": dict(Counter(str(t["tier"]) for t in tokens if t.get("tier") is not None)),
         "differences": len(differences) if known else None,
@@ -79,7 +79,7 @@ def summary(trace: Trace) -> dict[str, Any]:
 
 
 def _steps(steps: list[Line]) -> dict[str, float]:
-    """Of the steps that made tokens behind a prompt."""
+    """Sum up the steps that made tokens after a prompt."""
     decode = [step for step in steps if step["verified"]]
     seconds = sorted(step["seconds"] for step in decode)
     return {
@@ -91,7 +91,7 @@ def _steps(steps: list[Line]) -> dict[str, float]:
 
 
 def _classes(token: Line) -> list[str]:
-    """The marks of a token in the text, as page.js sets them."""
+    """Return the marks of a token in the text, as page.js sets them."""
     differs = token.get("full_token") not in (None, token["base_token"]) and token["base_token"] is not None
     difference = ("caught" if token["look"] == "core" else "missed") if differs else ""
     marks = [token["look"], "drafted" * token["drafted"], "special" * token["special"], difference]
@@ -99,7 +99,7 @@ def _classes(token: Line) -> list[str]:
 
 
 def _texts(tokens: list[Line]) -> list[str]:
-    """What to show of each token. A character of several tokens is shown in the last of them."""
+    """Return what to show of each token. A character of several tokens is shown in the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = []
     for token in tokens:
@@ -109,7 +109,7 @@ def _texts(tokens: list[Line]) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    """Control characters as their pictures, a line's end beside its picture."""
+    """Replace control characters by their pictures; a line's end stays, after its picture."""
     return "".join(
         f"␤{c}" if c == "\n" else chr(0x2400 + ord(c)) if c < " " else "␡" if "\x7f" <= c < "\xa0" else c
         for c in text

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from mxdraft.bundle.schedule import MAX_CATCH_UP, Weights
 from mxdraft.errors import CapacityError, RefusedError, TransferError
 from mxdraft.runtime.engine import Look, Precision
-from mxdraft.schedule import MAX_CATCH_UP, Weights
 from mxdraft.trace.record import FORMAT
 
 _LIMIT = 64 << 20  # bytes, more than a page can show
@@ -32,7 +32,8 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises RefusedError if the file is missing, cut, or no trace; CapacityError if it is too large."""
+    """Read and check a trace. Raises RefusedError if the file is missing, cut, or no trace; CapacityError if
+    it is too large."""
     lines: dict[str, list[Line]] = {"run": [], "step": [], "token": [], "end": []}
     for number, text in enumerate(_lines(path), 1):
         try:
@@ -133,7 +134,7 @@ def _setting(x: Any) -> bool:
 
 
 def _schedule(x: Any) -> bool:
-    """What the page computes with, and what it only passes on to a file."""
+    """Check what the page computes with, and what it only passes on to a file."""
     weights = _table(dict.fromkeys(Weights._fields, _number))
     return _values(_setting)(x) and _table({"precision": weights, "catch_up": _catch_up})(x)
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from mxdraft import __version__
 from mxdraft.bundle import Bundle
 from mxdraft.errors import TransferError
-from mxdraft.origin_precision import weight_bytes
+from mxdraft.measure.origin.precision import weight_bytes
 from mxdraft.runtime import Engine, Model, Sequence
 
 FORMAT = "mxdraft trace 1"
@@ -21,7 +21,7 @@ _PROMPT_CHUNK = 64  # rows of logits at a time: a row is as long as the vocabula
 
 
 class FullPrecision:
-    """What full precision would choose greedily behind the tokens that another sequence commits."""
+    """What full precision would choose greedily after the tokens that another sequence commits."""
 
     def __init__(self, engine: Engine, prompt: list[int]) -> None:
         """``engine``: at full precision; nothing else may use it."""
@@ -30,12 +30,12 @@ class FullPrecision:
             self._next = self._choices(prompt[start : start + _PROMPT_CHUNK])[-1]
 
     def choices_at(self, tokens: list[int]) -> list[int]:
-        """Its choice in place of each of the next tokens."""
+        """Return its choice in place of each of ``tokens``, which come next."""
         if not tokens:
             return []
-        behind = [self._next, *self._choices(tokens)]
-        self._next = behind.pop()
-        return behind
+        choices = [self._next, *self._choices(tokens)]
+        self._next = choices.pop()
+        return choices
 
     def _choices(self, tokens: list[int]) -> list[int]:
         choices: list[int] = self._sequence.logits(tokens).argmax(axis=1).tolist()
@@ -56,7 +56,7 @@ class Recorder:
         self._before = sequence.stats
 
     def start(self, options: Mapping[str, Any]) -> None:
-        """The first line; ``options``: as the user gave them."""
+        """Write the first line; ``options``: as the user gave them."""
         engine = self._sequence.engine
         model, plan = engine.model, engine.plan
         bundle = Bundle.open(Path(model.info.path))
@@ -86,7 +86,7 @@ class Recorder:
         )
 
     def step(self) -> None:
-        """One engine step: a line for each token that it made, then its own."""
+        """Take one engine step: a line for each token that it made, then its own."""
         sequence = self._sequence
         sequence.engine.step([sequence])
         after = sequence.stats
@@ -106,7 +106,7 @@ class Recorder:
         self._before = after
 
     def end(self) -> None:
-        """The last line, also of a run that was interrupted."""
+        """Write the last line, also of a run that was interrupted."""
         self._write("end", statistics=self._sequence.stats)
 
     def _write_token(self, record: Any, drafted: bool, full: int | None) -> None:
@@ -132,7 +132,7 @@ _COUNTERS = ("steps", "drafted", "accepted", "prefill_s", "decode_s", "bytes_rea
 
 
 def _text(model: Model, ids: Iterable[int], prefix: str = "") -> dict[str, str]:
-    """The tokens' text, and their bytes in hex if those are not UTF-8."""
+    """Return the tokens' text, and their bytes in hex if those are not UTF-8."""
     data = model.decode(ids)
     text = data.decode("utf-8", "replace")
     fields = {f"{prefix}text": text}

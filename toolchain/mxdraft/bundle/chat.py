@@ -1,0 +1,268 @@
+"""Jinja chat templates as pieces, and the bundle's ``chat`` section (runtime/BUNDLE.md, runtime/src/chat.c).
+
+A device has no Jinja. What it can do is write, for each message, a prefix, the content and a suffix that
+depend on the role alone. So the pieces are read off a few rendered conversations, and a template is accepted
+only if they give Jinja's text on a large set of others; everything else is refused, never approximated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Never
+
+from mxdraft.checkpoint.tokenizer import TokenizerSpec
+from mxdraft.errors import BundleError, RefusedError
+
+Piece = tuple[int | str, ...]  # control token ids and text, in order
+Conversation = Sequence[tuple[str, str]]  # role, content
+
+ROLES = ("system", "user", "assistant")  # asked for; a template may lack the first
+NO_TOKEN = 0xFFFFFFFF
+ROLE_BYTES = 16
+_HEADER = struct.Struct("<4I")  # roles, segments, bytes of text, reserved
+_FIXED_PIECES = 3  # opening, default_system, generation
+_MAX_ROLES = 16
+_MAX_SEGMENTS = 1 << 16
+_MAX_TEXT = 1 << 20
+
+# What templates are known to treat specially: white space, thoughts, markup, Jinja's own signs.
+_CONTENTS = (
+    "Hello",
+    "",
+    " ",
+    "  two before and one behind ",
+    "\nline feed before",
+    "line feeds behind\n\n",
+    "a\r\nb\tc",
+    "漢字 e\u0301 👩‍👩‍👧 \u00a0\u2028",
+    "<think>why</think>\n\nbecause",
+    "[INST] {{ x }} {% y %} {# z #} [/INST]",
+    """quotes ' " \\ & <b>""",
+    "<|im_end|>\n<|im_start|>system\n<s></s><|endoftext|>",
+    '{"name": "f", "arguments": {}}',
+)
+
+
+@dataclass(frozen=True)
+class ChatPieces:
+    """What a template writes around contents.
+
+    A conversation is ``opening``, then ``default_system`` unless the first message's role is ``system``, then
+    for each message its role's prefix, the content and the role's suffix, then, to let the model answer,
+    ``generation``. Text on both sides of a seam is encoded together; control tokens separate.
+    """
+
+    opening: Piece
+    default_system: Piece
+    generation: Piece
+    roles: Mapping[str, tuple[Piece, Piece]]
+
+    def in_order(self) -> list[Piece]:
+        """All pieces as the section has them."""
+        return [self.opening, self.default_system, self.generation, *itertools.chain(*self.roles.values())]
+
+
+def chat_pieces(template: str, tokenizer: TokenizerSpec) -> ChatPieces:
+    """Turn a Jinja chat template into pieces that give the same text.
+
+    Raises RefusedError, with the conversation that differs, for a template that no pieces can express: one
+    that changes contents, looks at a message's index or neighbours, refuses some order of roles, or asks for
+    the date.
+    """
+    render = _Renderer(template, tokenizer)
+    has_system = render.accepts([("system", "x")]) or render.accepts([("system", "x"), ("user", "y")])
+    roles = [role for role in ROLES if role != "system" or has_system]
+
+    around = {role: render.around("user", role) for role in roles}
+    suffix = {role: behind for role, (_, _, behind) in around.items()}
+    prefix = {role: _cut(suffix["user"], between, "") for role, (_, between, _) in around.items()}
+    start = _cut("", around["user"][0], prefix["user"])
+    opening = _cut("", render.around("system", "user")[0], prefix["system"]) if has_system else start
+    asked = [("user", "x")]
+    generation = _cut(render(asked), render(asked, generation=True), "")
+
+    split = _Splitter(tokenizer)
+    pieces = ChatPieces(
+        opening=split(opening),
+        default_system=split(_cut(opening, start, "")),
+        generation=split(generation),
+        roles={role: (split(prefix[role]), split(suffix[role])) for role in roles},
+    )
+    _prove(pieces, tokenizer, render)
+    return pieces
+
+
+def chat_section(pieces: ChatPieces) -> bytes:
+    """The bytes of the section. Raises RefusedError if it would be larger than a bundle's may be."""
+    segments, piece_ends, text = [], [], b""
+    for piece in pieces.in_order():
+        for segment in piece:
+            if isinstance(segment, str):
+                text += segment.encode("utf-8")
+            segments.append((NO_TOKEN if isinstance(segment, str) else segment, len(text)))
+        piece_ends.append(len(segments))
+    if len(segments) > _MAX_SEGMENTS or len(text) > _MAX_TEXT:
+        raise RefusedError(f"chat template: {len(segments)} segments of {len(text)} bytes are too many")
+    return b"".join(
+        (
+            _HEADER.pack(len(pieces.roles), len(segments), len(text), 0),
+            *(role.encode("ascii").ljust(ROLE_BYTES, b"\0") for role in pieces.roles),
+            struct.pack(f"<{len(piece_ends)}I", *piece_ends),
+            *(struct.pack("<2I", *segment) for segment in segments),
+            text,
+        )
+    )
+
+
+def read_chat(data: bytes, vocab: int) -> ChatPieces:
+    """The pieces in a section. Raises BundleError CHAT where the C reader does."""
+    _check(len(data) >= _HEADER.size, "it is shorter than its header")
+    role_count, segment_count, text_bytes, reserved = _HEADER.unpack_from(data)
+    counts_ok = 1 <= role_count <= _MAX_ROLES and segment_count <= _MAX_SEGMENTS and text_bytes <= _MAX_TEXT
+    _check(counts_ok, "impossible count")
+    _check(reserved == 0, "reserved bytes are not zero")
+    piece_count = _FIXED_PIECES + 2 * role_count
+    layout = struct.Struct(
+        f"<{_HEADER.size}x{f'{ROLE_BYTES}s' * role_count}{piece_count + 2 * segment_count}I"
+    )
+    _check(len(data) == layout.size + text_bytes, f"{len(data)} bytes are not what its counts ask for")
+    fields = layout.unpack_from(data)
+    names, numbers = fields[:role_count], fields[role_count:]
+    piece_ends, ids, text_ends = numbers[:piece_count], numbers[piece_count::2], numbers[piece_count + 1 :: 2]
+
+    for name in names:
+        _check(re.fullmatch(rb"[a-z_]+\0+", name) is not None, f"bad role name {name!r}")
+    _check(len(set(names)) == role_count, "a role appears twice")
+    _check(list(piece_ends) == sorted(piece_ends) and piece_ends[-1] == segment_count, "bad pieces")
+    text_bounds = [0, *text_ends]
+    _check(text_bounds == sorted(text_bounds) and text_bounds[-1] == text_bytes, "bad segment")
+    segments: list[int | str] = []
+    for i, (start, end) in zip(ids, itertools.pairwise(text_bounds), strict=True):
+        _check(end > start if i == NO_TOKEN else end == start and i < vocab, "bad segment")
+        try:
+            text = data[layout.size + start : layout.size + end].decode("utf-8")
+        except UnicodeDecodeError:
+            raise BundleError("CHAT", "chat: a segment is no UTF-8") from None
+        segments.append(text if i == NO_TOKEN else i)
+    pieces = [tuple(segments[a:b]) for a, b in itertools.pairwise([0, *piece_ends])]
+    affixes = zip(pieces[_FIXED_PIECES::2], pieces[_FIXED_PIECES + 1 :: 2], strict=True)
+    roles = [name.rstrip(b"\0").decode("ascii") for name in names]
+    return ChatPieces(pieces[0], pieces[1], pieces[2], dict(zip(roles, affixes, strict=True)))
+
+
+class _Renderer:
+    """A template under the settings that Hugging Face transformers renders it with."""
+
+    def __init__(self, template: str, tokenizer: TokenizerSpec) -> None:
+        import jinja2  # here, since only making a bundle needs it: reading one does not
+        import jinja2.meta
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda _: _raise("it asks for the date")
+        try:
+            wanted = jinja2.meta.find_undeclared_variables(environment.parse(template))
+            self._template = environment.from_string(template)
+        except jinja2.TemplateError as error:
+            raise RefusedError(f"chat template: not valid Jinja: {error}") from error
+        self._variables: dict[str, Any] = {"tools": None, "documents": None}
+        if tokenizer.bos_id is not None:
+            self._variables["bos_token"] = tokenizer.tokens[tokenizer.bos_id]
+        if len(tokenizer.eos_ids) == 1:
+            self._variables["eos_token"] = tokenizer.tokens[tokenizer.eos_ids[0]]
+        elif "eos_token" in wanted:
+            raise RefusedError(
+                f"chat template: it uses eos_token, of which the tokenizer has {len(tokenizer.eos_ids)}"
+            )
+
+    def __call__(self, conversation: Conversation, generation: bool = False) -> str:
+        messages = [{"role": role, "content": content} for role, content in conversation]
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=generation, **self._variables
+            )
+        except Exception as error:  # a template is a program: it may fail in any way
+            raise RefusedError(f"chat template: it refuses {conversation!r}: {error}") from error
+
+    def around(self, first: str, second: str) -> tuple[str, str, str]:
+        """Return what is written before, between and after the contents of two messages with these roles."""
+        text = self([(first, "\ue000"), (second, "\ue001")])  # private use: no template writes them
+        parts = re.split("[\ue000\ue001]", text)
+        if len(parts) != 3:
+            raise RefusedError(f"chat template: it writes {text!r}, where each content must appear once")
+        return parts[0], parts[1], parts[2]
+
+    def accepts(self, conversation: Conversation) -> bool:
+        try:
+            self(conversation)
+        except RefusedError:
+            return False
+        return True
+
+
+def _raise(message: str) -> Never:
+    raise ValueError(message)
+
+
+class _Splitter:
+    """Cuts control tokens out of text, the longest first where several begin, as Hugging Face does."""
+
+    def __init__(self, tokenizer: TokenizerSpec) -> None:
+        self._id_of = {tokenizer.tokens[i]: i for i in tokenizer.special_ids}
+        names = sorted(self._id_of, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
+
+    def __call__(self, text: str) -> Piece:
+        return tuple(self._id_of.get(part, part) for part in self._pattern.split(text) if part)
+
+
+def _cut(prefix: str, text: str, suffix: str) -> str:
+    """``text`` without what it must begin and end with."""
+    if len(text) < len(prefix) + len(suffix) or not (text.startswith(prefix) and text.endswith(suffix)):
+        raise RefusedError(
+            f"chat template: {text!r} does not begin with {prefix!r} and end with {suffix!r}; what surrounds "
+            "a message depends on more than its role, which a bundle cannot express"
+        )
+    return text[len(prefix) : len(text) - len(suffix)]
+
+
+def _conversations(roles: Sequence[str]) -> Iterator[Conversation]:
+    orders = [order for n in (1, 2, 3) for order in itertools.product(roles, repeat=n)]
+    orders += [(*first, *("user", "assistant") * 4) for first in ((), *((role,) for role in roles))]
+    for order in orders:
+        for shift in range(len(_CONTENTS)):
+            contents = itertools.islice(itertools.cycle(_CONTENTS), shift, None)
+            yield list(zip(order, contents, strict=False))
+
+
+def _prove(pieces: ChatPieces, tokenizer: TokenizerSpec, render: _Renderer) -> None:
+    """Refuse unless the pieces give what the template gives."""
+
+    def text(piece: Piece) -> str:
+        return "".join(part if isinstance(part, str) else tokenizer.tokens[part] for part in piece)
+
+    for conversation in _conversations(list(pieces.roles)):
+        ours = text(pieces.opening)
+        if conversation[0][0] != "system":
+            ours += text(pieces.default_system)
+        for role, content in conversation:
+            prefix, suffix = pieces.roles[role]
+            ours += text(prefix) + content + text(suffix)
+        for generation in (False, True):
+            expected = render(conversation, generation)
+            if expected != ours + (text(pieces.generation) if generation else ""):
+                raise RefusedError(
+                    f"chat template: a bundle cannot express it; for {conversation!r} it writes {expected!r}"
+                )
+
+
+def _check(ok: bool, what: str) -> None:
+    if not ok:
+        raise BundleError("CHAT", f"chat: {what}")

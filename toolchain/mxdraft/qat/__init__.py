@@ -1,1 +1,0 @@
-"""Quantization-aware training (needs the extra ``mxdraft[train]``)."""

@@ -1,0 +1,8 @@
+"""From C sources and a bundle to devices.
+
+targets.py  what a machine is (targets/*.toml)
+build.py    the C runtime for a target
+elf.py      the audit of what was linked
+wheel.py    a Python wheel with a target's library
+deploy/     shipping a bundle and the runtime to devices
+"""

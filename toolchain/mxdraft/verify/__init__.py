@@ -1,0 +1,7 @@
+"""Stock onnxruntime on the exported graphs against the runtime on the bundle packed from them.
+
+docs/verification.md says what is compared, why bits may differ here, and where the bounds come from.
+
+compare.py  what both compute, and how far apart it is
+report.py   what was found, as JSON and as page.html
+"""

@@ -1,0 +1,33 @@
+"""What the comparison found, as JSON and as a page (page.html)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mxdraft import __version__
+from mxdraft.verify.compare import MARGIN_BOUND, RMS_BOUND, Result
+
+
+def verification_report(results: Sequence[Result], bundle: str, directory: Path) -> dict[str, Any]:
+    """Collect everything found, as what ``json`` can write."""
+    return {
+        "bundle": bundle,
+        "onnx": str(directory),
+        "versions": {"mxdraft": __version__, "onnxruntime": version("onnxruntime")},
+        "bounds": {"margin": MARGIN_BOUND, "rms": RMS_BOUND},
+        "faults": [fault for result in results for fault in result.faults()],
+        "results": [dataclasses.asdict(result) for result in results],
+    }
+
+
+def verification_page(report: dict[str, Any]) -> str:
+    """Render ``verification_report``'s content as one page that needs no other file."""
+    template = resources.files("mxdraft.verify").joinpath("page.html").read_text(encoding="utf-8")
+    return jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template).render(report)
