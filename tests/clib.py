@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RUNTIME = REPOSITORY / "runtime"
-KERNELS = sorted((RUNTIME / "kernels").glob("*.c"))
+KERNELS = sorted((RUNTIME / "kernels").rglob("*.c"))
 
 
 def zig(arch: str, libc: str = "musl") -> list[str]:

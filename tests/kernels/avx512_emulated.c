@@ -1,4 +1,4 @@
-/* runtime/kernels/avx512.c on any machine: the intrinsics it uses, as functions written from their descriptions in the
+/* runtime/kernels/x86/avx512.c on any machine: the intrinsics it uses, as functions written from their descriptions in the
  * Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
 #include <math.h>
 #include <stdint.h>
@@ -96,4 +96,4 @@ static void emulated_store(float *p, emulated a) {
 #define UNROLL
 #define MXD_EMULATED_AVX512
 #define mxd_kernels_init_avx512 init_emulated_avx512
-#include "../../runtime/kernels/avx512.c"
+#include "../../runtime/kernels/x86/avx512.c"

@@ -1,6 +1,6 @@
 /* AVX-512 with VNNI (F, BW, VL, VNNI: Ice Lake, Zen 4 and later). A vector holds one value for each of a tile's 16
  * rows. tests/kernels/avx512_emulated.c compiles this file on any machine, with functions instead of intrinsics. */
-#include "kernels.h"
+#include "../kernels.h"
 
 #if defined(__x86_64__) || defined(MXD_EMULATED_AVX512)
 
@@ -114,7 +114,7 @@ INLINE void tile_rows(int is_fp4, const uint8_t *base, const uint8_t *residual, 
 
 #define TARGET AVX512
 #define MATMUL(format) mxd_matmul_##format##_avx512
-#include "x86_matmul.h"
+#include "matmul_template.h"
 
 void mxd_kernels_init_avx512(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, avx512);

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels.h"
+#include "../kernels.h"
 
 /* Forced, so that numbers of rows and digits are constants and accumulators stay in registers. */
 #define INLINE static inline __attribute__((always_inline))

@@ -139,7 +139,7 @@ INLINE void dots(elements form, const uint8_t *w, const int8_t *const q[UNITS], 
     else dots_small(form, w, q, units, v0, V, d);
 }
 
-#include "neon_matmul.h"
+#include "matmul_template.h"
 
 static float mxd_rmsnorm_neon(const float *x, const float *w, size_t n, float eps, float *y) {
     float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
@@ -192,7 +192,7 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
 }
 
 #define ATTENTION mxd_attention_neon
-#include "attention.h"
+#include "../attention_template.h"
 
 /* Two products of at most 127 x 127 fit 16 bits. */
 INLINE int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
@@ -205,7 +205,7 @@ INLINE int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
 }
 
 #define ATTENTION_MX mxd_attention_mx_neon
-#include "neon_attention_mx.h"
+#include "mx_blocks_template.h"
 /* ---- rows of the KV cache ---- */
 
 static void mxd_hadamard_neon(float *x, size_t d) {

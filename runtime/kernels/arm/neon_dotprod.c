@@ -6,10 +6,10 @@
 #define TARGET __attribute__((target("dotprod")))
 enum { FEW_UNITS = 4, UNITS = 4, VECTORS = 2 };
 
-#include "neon_dotprod.h"
+#include "dotprod_template.h"
 
 #define MATMUL(format) mxd_matmul_##format##_dotprod
-#include "neon_matmul.h"
+#include "matmul_template.h"
 
 /* Assembler for the same reason as DOT. */
 INLINE TARGET int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
@@ -20,7 +20,7 @@ INLINE TARGET int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
 }
 
 #define ATTENTION_MX mxd_attention_mx_dotprod
-#include "neon_attention_mx.h"
+#include "mx_blocks_template.h"
 
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, dotprod);

@@ -7,7 +7,7 @@
 #define TARGET __attribute__((target("dotprod,i8mm")))
 enum { FEW_UNITS = 4, UNITS = 4 };
 
-#include "neon_dotprod.h"
+#include "dotprod_template.h"
 
 /* Element j of every array: rows 2j and 2j+1 of the tile. */
 typedef struct decoded_block {
@@ -112,7 +112,7 @@ INLINE TARGET void walk_strip(elements form, const decoded_block *strip, int pla
 
 #define OWN_STRIPS
 #define MATMUL(format) mxd_matmul_##format##_i8mm
-#include "neon_matmul.h"
+#include "matmul_template.h"
 
 void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, i8mm);

@@ -1,4 +1,4 @@
-/* dots (neon_matmul.h) by the dot product extension, for the levels that have it. TARGET is their attribute. */
+/* dots (matmul_template.h) by the dot product extension, for the levels that have it. TARGET is their attribute. */
 
 /* vdotq_laneq_s32 that stays where it is: left to itself, the compiler moves these so far that it spills
  * accumulators. */

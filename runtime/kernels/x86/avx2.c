@@ -1,5 +1,5 @@
 /* AVX2 + FMA + F16C variants. Bound only where CPUID reports all three (src/cpu.c). */
-#include "kernels.h"
+#include "../kernels.h"
 
 #if defined(__x86_64__)
 
@@ -227,7 +227,7 @@ INLINE void tile_rows(int is_fp4, const uint8_t *base, const uint8_t *residual, 
 
 #define TARGET AVX2
 #define MATMUL(format) mxd_matmul_##format##_avx2
-#include "x86_matmul.h"
+#include "matmul_template.h"
 
 AVX2 static float mxd_rmsnorm_avx2(const float *x, const float *w, size_t n, float eps, float *y) {
     __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
@@ -330,7 +330,7 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
 }
 
 #define ATTENTION mxd_attention_avx2
-#include "attention.h"
+#include "../attention_template.h"
 
 /* ---- attention over quantized rows ----
  * Eight keys at a time, one in each lane of the scores, so that the integer dot products of a block are reduced
@@ -415,7 +415,7 @@ INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int 
 #define SCALED(v, s) _mm256_mul_ps(v, _mm256_set1_ps(s))
 #define STORE(p, v) _mm256_storeu_ps(p, v)
 #define ATTENTION_MX mxd_attention_mx_avx2
-#include "attention_mx.h"
+#include "../attention_mx_template.h"
 
 /* ---- rows of the KV cache ---- */
 

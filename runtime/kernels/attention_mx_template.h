@@ -1,5 +1,5 @@
 /* Attention over quantized rows of a level, around its `score_block` and `mix_mx`. Included once by each level's file,
- * with these defined beside those of attention.h (TARGET, HEADS, LANES, softmax):
+ * with these defined beside those of attention_template.h (TARGET, HEADS, LANES, softmax):
  *
  *   ATTENTION_MX                                       name of the function
  *   VECTOR, ZERO, SCALED(v, s), STORE(p, v)            LANES f32 values; all 0; each times s; to p

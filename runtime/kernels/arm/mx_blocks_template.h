@@ -159,4 +159,4 @@ INLINE TARGET void mix_mx(mxd_row_format format, const float *weights, size_t ld
 #define ZERO vdupq_n_f32(0)
 #define SCALED(v, s) vmulq_n_f32(v, s)
 #define STORE(p, v) vst1q_f32(p, v)
-#include "attention_mx.h"
+#include "../attention_mx_template.h"
