@@ -1,4 +1,8 @@
-/* dots (matmul_template.h) by the dot product extension, for the levels that have it. TARGET is their attribute. */
+/* This file is a template: `dots` (matmul_template.h) by the dot product extension. The file of a level that has the
+ * extension includes it once, with these defined:
+ *
+ *   TARGET   attribute of every function
+ *   UNITS    most digit rows in one pass */
 
 /* vdotq_laneq_s32 that stays where it is: left to itself, the compiler moves these so far that it spills
  * accumulators. */

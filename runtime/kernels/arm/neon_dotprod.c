@@ -4,11 +4,10 @@
 #if defined(__aarch64__)
 
 #define TARGET __attribute__((target("dotprod")))
+#define KERNEL(op) mxd_##op##_dotprod
 enum { FEW_UNITS = 4, UNITS = 4, VECTORS = 2 };
 
 #include "dotprod_template.h"
-
-#define MATMUL(format) mxd_matmul_##format##_dotprod
 #include "matmul_template.h"
 
 /* Assembler for the same reason as DOT. */
@@ -19,7 +18,6 @@ INLINE TARGET int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
     return sum;
 }
 
-#define ATTENTION_MX mxd_attention_mx_dotprod
 #include "mx_blocks_template.h"
 
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n) {
@@ -28,6 +26,4 @@ void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, attention_mx, dotprod);
 }
 
-#else
-typedef int mxd_dotprod_not_on_this_architecture;
 #endif
