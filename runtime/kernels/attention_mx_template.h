@@ -1,5 +1,5 @@
-/* This file is a template: `attention_mx` of a level, around its `score_block` and `mix_mx`. The level's file includes it
- * once, with these defined next to those of attention_template.h (TARGET, KERNEL, LANES, HEADS, softmax):
+/* This file is a template: `attention_mx` of a level, around its `score_block` and `mix_mx`. The level's file includes
+ * it once, with these defined next to those of attention_template.h (TARGET, KERNEL, LANES, HEADS, softmax):
  *
  *   VECTOR, ZERO, SCALED(v, s), STORE(p, v)            LANES f32 values; all 0; each times s; to p
  *   score_block(format, q, heads, row, d, b, acc)      acc[h] += scores of block b for the LANES keys at row[]

@@ -1,5 +1,5 @@
-/* This file is a template: `attention` of a level, around its `score`, `softmax` and `mix`. The level's file includes it
- * once, with these defined:
+/* This file is a template: `attention` of a level, around its `score`, `softmax` and `mix`. The level's file includes
+ * it once, with these defined:
  *
  *   TARGET       attribute of every function
  *   KERNEL(op)   name of a kernel
@@ -19,8 +19,8 @@ INLINE void attend(const float *q, int heads, const uint16_t *k, const uint16_t 
     if (i < d) mix(scores, inverse, heads, 16 / LANES, v + i, n, d, out + i);
 }
 
-TARGET static void KERNEL(attention)(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
-                                     float scale, float *scores, float *out) {
+TARGET static void KERNEL(attention)(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n,
+                                     size_t d, float scale, float *scores, float *out) {
     if (d % 16) {
         mxd_attention_ref(q, heads, k, v, n, d, scale, scores, out);
         return;

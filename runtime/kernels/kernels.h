@@ -53,8 +53,9 @@ typedef enum mxd_row_format {
 /* Scale code of a block with NaN or Inf. Its elements have code 0; results computed from it are NaN. */
 enum { MXD_CODE_FAULT = 255 };
 
-/* NORMAL4: the magnitudes, and the bounds above which one rounds up to the next. Scale code c is the number with the bits
- * (c + MXD_NORMAL4_CODES) << 20, from 2^-24 to 240. Candidates for the scale: FIRST .. LAST from the code of max / 127. */
+/* NORMAL4: the magnitudes, and the bounds above which one rounds up to the next. Scale code c is the number with the
+ * bits (c + MXD_NORMAL4_CODES) << 20, from 2^-24 to 240. Candidates for the scale: FIRST .. LAST from the code of max /
+ * 127. */
 #define MXD_NORMAL4_LEVELS 6, 18, 31, 44, 58, 75, 96, 127
 #define MXD_NORMAL4_ELEMENTS MXD_NORMAL4_LEVELS, -6, -18, -31, -44, -58, -75, -96, -127 /* by code */
 #define MXD_NORMAL4_BOUNDS 12, 24.5f, 37.5f, 51, 66.5f, 85.5f, 111.5f
@@ -71,8 +72,8 @@ typedef struct mxd_span {
 typedef void mxd_quantize_fn(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out);
 
 /* Multiply: y[m*ldy + 16*t + i] = row 16*t + i of W times activation row m, for all tiles t < ntiles and rows m < rows.
- * `base` and `residual` are the planes of W from its first tile on, with nblocks = K/32 blocks per tile; W is their sum.
- * `residual` may be NULL and must be so for MXINT8. Writes whole tiles. */
+ * `base` and `residual` are the planes of W from its first tile on, with nblocks = K/32 blocks per tile; W is their
+ * sum. `residual` may be NULL and must be so for MXINT8. Writes whole tiles. */
 typedef void mxd_matmul_fn(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                            const mxd_act *x, size_t rows, float *y, size_t ldy);
 
@@ -92,8 +93,8 @@ typedef void mxd_attention_fn(const float *q, size_t heads, const uint16_t *k, c
 typedef void mxd_attention_mx_fn(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d,
                                  float scale, float *scores, float *out);
 
-/* Transform d values in place (Walsh-Hadamard, orthonormal, its own inverse), in blocks of the largest power of two that
- * divides d. */
+/* Transform d values in place (Walsh-Hadamard, orthonormal, its own inverse), in blocks of the largest power of two
+ * that divides d. */
 typedef void mxd_hadamard_fn(float *x, size_t d);
 
 /* Quantize d values to a row of the cache. */
@@ -153,7 +154,7 @@ void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n);
 
 #define MXD_BIND(k, n, op, level) ((k)->op = mxd_##op##_##level, (n)->op = "mxd_" #op "_" #level)
 
-/* Scalar pieces of the reference, also for the tails of variants, the sizes that variants leave to it, and the engine. */
+/* Scalar pieces of the reference, also for variants (tails, sizes that they leave to it) and the engine. */
 mxd_attention_fn mxd_attention_ref;
 /* Return the bytes of a row of d elements. */
 size_t mxd_row_bytes(mxd_row_format format, size_t d);

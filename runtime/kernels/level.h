@@ -16,8 +16,8 @@ enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* Bits of f32: the magnitude of a number; infinity, above whose bits are those of NaN; 2^-127, a subnormal, which is what
- * the E8M0 code 0 means. */
+/* Bits of f32: the magnitude of a number; infinity, above whose bits are those of NaN; 2^-127, a subnormal, which is
+ * what the E8M0 code 0 means. */
 enum { F32_MAGNITUDE = 0x7fffffff, F32_INFINITY = 0x7f800000, E8M0_LEAST = 0x00400000 };
 
 static inline float from_bits(uint32_t bits) {

@@ -1,5 +1,5 @@
-/* This file is a template: a level's `quantize` and its stores to rows of the KV cache. The level's file includes it once,
- * with these defined:
+/* This file is a template: a level's `quantize` and its stores to rows of the KV cache. The level's file includes it
+ * once, with these defined:
  *
  *   TARGET                       attribute of every function
  *   KERNEL(op)                   name of a kernel

@@ -234,7 +234,8 @@ static int32_t element(mxd_row_format format, const uint8_t *row, size_t i) {
     return format == MXD_ROW_MXFP4 ? E2M1X2[code] : NORMAL4[code];
 }
 
-/* Return the scale of block b times the unit: exact. E8M0's code 255 becomes infinity, which times an element, 0, is NaN. */
+/* Return the scale of block b times the unit: exact. E8M0's code 255 becomes infinity, which times an element, 0, is
+ * NaN. */
 static float row_scale(mxd_row_format format, const uint8_t *row, size_t d, size_t b) {
     uint8_t code = row[mxd_row_bytes(format, d) - d / BLOCK + b];
     if (format == MXD_ROW_NORMAL4) return code == MXD_CODE_FAULT ? NAN : normal4_scale(code);

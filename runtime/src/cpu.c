@@ -110,8 +110,8 @@ size_t mxd_cpu_describe(char *buf, size_t cap) {
 #undef LINE
     size_t len = 0;
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        bool fits = len < cap;
-        len += (size_t)snprintf(fits ? buf + len : NULL, fits ? cap - len : 0, "%s %s\n", lines[i].op, lines[i].function);
+        size_t room = len < cap ? cap - len : 0;
+        len += (size_t)snprintf(room ? buf + len : NULL, room, "%s %s\n", lines[i].op, lines[i].function);
     }
     return len;
 }

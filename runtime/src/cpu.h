@@ -7,8 +7,8 @@
 #include "../kernels/kernels.h"
 #include "status.h"
 
-/* Bind the best kernels that the CPU has. The environment variable MXDRAFT_CPU_MASK removes levels (separated by commas,
- * e.g. "avx2" or "dotprod,neon"), so that every variant can be tested; an unknown name is MXD_ERR_ARGUMENT. */
+/* Bind the best kernels that the CPU has. The environment variable MXDRAFT_CPU_MASK removes levels (separated by
+ * commas, e.g. "avx2" or "dotprod,neon"), so that every variant can be tested; an unknown name is MXD_ERR_ARGUMENT. */
 mxd_status mxd_cpu_bind(mxd_kernels *kernels, mxd_kernel_names *names, mxd_error *err);
 
 /* A step of an instruction set. `present` and `init` are NULL if it belongs to another architecture. */

@@ -13,8 +13,8 @@ uint64_t mxd_peak_rss(void);
 uint64_t mxd_last_level_cache(void);
 /* Return the temperature of the hottest thermal zone in degrees Celsius, NaN if there is none. */
 double mxd_temperature(void);
-/* Return what `vcgencmd get_throttled` prints on a Raspberry Pi, -1 elsewhere. Bits 0..3: under-voltage, frequency capped,
- * throttled, soft temperature limit, all at this moment; bits 16..19: the same at any time since the start. */
+/* Return what `vcgencmd get_throttled` prints on a Raspberry Pi, -1 elsewhere. Bits 0..3: under-voltage, frequency
+ * capped, throttled, soft temperature limit, all at this moment; bits 16..19: the same at any time since the start. */
 int64_t mxd_throttle_flags(void);
 
 #endif

@@ -1,5 +1,5 @@
-/* runtime/kernels/x86/avx512.c for any machine: the intrinsics that it uses, as functions written from their descriptions
- * in the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
+/* runtime/kernels/x86/avx512.c for any machine: the intrinsics that it uses, as functions written from their
+ * descriptions in the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -2,9 +2,9 @@
  *
  *   check [-s SEED] [-n ITERATIONS] [-k KERNEL] [-b | -l] [LEVEL ...]
  *
- * Without LEVEL: all levels of this CPU. -b times instead of checking, -l lists what the levels bind. Prints one line per
- * kernel and level; exits with 1 if any failed. Two levels run only when named: "emulated-avx512", which is avx512 on any
- * machine, and "broken", which must fail in every kernel. */
+ * Without LEVEL: all levels of this CPU. -b times instead of checking, -l lists what the levels bind. Prints one line
+ * per kernel and level; exits with 1 if any failed. Two levels run only when named: "emulated-avx512", which is avx512
+ * on any machine, and "broken", which must fail in every kernel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

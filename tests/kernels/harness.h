@@ -1,5 +1,5 @@
-/* A trial: one call of one kernel, with its buffers between guard pages. A check runs the same case twice, once with the
- * reference and once with a variant, and compares every buffer bit by bit. */
+/* A trial: one call of one kernel, with its buffers between guard pages. A check runs the same case twice, once with
+ * the reference and once with a variant, and compares every buffer bit by bit. */
 #ifndef HARNESS_H
 #define HARNESS_H
 
@@ -63,8 +63,8 @@ void init_broken(mxd_kernels *k, mxd_kernel_names *n);
 /* Map the regions that hold buffers, and catch accesses to their guards. */
 void harness_init(void);
 
-/* Take a buffer for the parameter `name`, in the same order in every trial of an op. `take` is for outputs and fills with
- * poison; the others are for inputs and fill by style. */
+/* Take a buffer for the parameter `name`, in the same order in every trial of an op. `take` is for outputs and fills
+ * with poison; the others are for inputs and fill by style. */
 void *take(trial *t, const char *name, element type, size_t count);
 float *take_f32(trial *t, const char *name, size_t count);
 uint16_t *take_f16(trial *t, const char *name, size_t count);

@@ -247,7 +247,7 @@ static uint8_t *take_rows(trial *t, const char *name, mxd_row_format format, siz
     return rows;
 }
 
-/* Lengths of three spans, of which the first two may be empty; d; heads. The last cases are long, once in every format. */
+/* Lengths of three spans, of which the first two may be empty; d; heads. The last cases are long, in every format. */
 static bool attention_mx_sizes(size_t index, size_t *size) {
     size[0] = index >= 100 ? index - 100 : index % 3 ? index % 19 : 0;
     size[1] = index % 5 ? index % 23 : 0;

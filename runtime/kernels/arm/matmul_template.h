@@ -1,5 +1,5 @@
-/* This file is a template: the matrix products of a NEON level, around its `dots`. The level's file includes it once, with
- * these defined:
+/* This file is a template: the matrix products of a NEON level, around its `dots`. The level's file includes it once,
+ * with these defined:
  *
  *   TARGET              attribute of every function
  *   KERNEL(op)          name of a kernel
@@ -10,7 +10,8 @@
  *                       elements are at w, for v < V; inlined with form, units, v0 and V as constants
  *   OWN_STRIPS          only if the level has a decoded_block, decode_block and walk_strip of its own */
 
-/* acc[r][v] = fma(dot, scale[v] * (s * unit), acc[r][v]) for R activation rows and V vectors of the tile from v0. */
+/* Add a block's products: acc[r][v] = fma(dot, scale[v] * (s * unit), acc[r][v]) for R activation rows and V vectors of
+ * the tile from v0 on. */
 INLINE TARGET void multiply_block(elements form, const uint8_t *w, const float32x4_t *scale, float unit,
                                   const some_rows *x, int R, int digits, int v0, int V, float32x4_t (*acc)[4]) {
     const int8_t *q[UNITS];
@@ -43,7 +44,7 @@ INLINE TARGET void few_rows(elements form, const uint8_t *const tile[2], int pla
             const uint8_t *block = tile[p] + b * (form == PACKED ? FP4_BYTES : INT8_BYTES);
             float32x4_t scale[4];
             load_scales(block, scale);
-            multiply_block(form, block + TILE, scale, form == PACKED ? MXFP4_UNIT : MXINT8_UNIT, &rows, R, digits, 0, 4, acc);
+            multiply_block(form, block + TILE, scale, unit_of(form), &rows, R, digits, 0, 4, acc);
         }
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < 4; v++) vst1q_f32(y + (size_t)r * ldy + 4 * v, acc[r][v]);
@@ -62,7 +63,7 @@ enum { STRIP = 16 }; /* blocks */
 
 INLINE TARGET void decode_block(elements form, const uint8_t *block, decoded_block *out) {
     load_scales(block, out->scale);
-    UNROLL for (int v = 0; v < 4; v++) out->scale[v] = vmulq_n_f32(out->scale[v], form == PACKED ? MXFP4_UNIT : MXINT8_UNIT);
+    UNROLL for (int v = 0; v < 4; v++) out->scale[v] = vmulq_n_f32(out->scale[v], unit_of(form));
     UNROLL for (int pair = 0; pair < 4; pair++)
         UNROLL for (int v = 0; v < 4; v++) {
             int8x16x2_t bytes = load_pair(form, block + TILE, pair, v);
@@ -89,7 +90,7 @@ INLINE TARGET void strip_rows(elements form, const decoded_block *strip, int pla
     }
 }
 
-/* Add the products of all rows with `blocks` blocks of a tile, the first of which is number b, to their y. */
+/* Add the products of all rows with a strip, blocks b .. b + blocks - 1 of a tile, to their y. */
 INLINE TARGET void walk_strip(elements form, const decoded_block *strip, int planes, size_t blocks, const mxd_act *x,
                               size_t nblocks, size_t b, size_t rows, int digits, float *y, size_t ldy) {
     size_t m = 0;

@@ -1,5 +1,6 @@
-/* This file is a template: `attention_mx` of a NEON level, around its `dot32`: four keys at a time, one per lane of the
- * scores. The level's file includes it once, with these defined:
+/* This file is a template: `score_block` and `mix_mx` of a NEON level, around its `dot32`, and with them `attention_mx`
+ * (attention_mx_template.h): four keys at a time, one per lane of the scores. The level's file includes it once, with
+ * these defined:
  *
  *   TARGET         attribute of every function
  *   KERNEL(op)     name of a kernel
@@ -117,7 +118,7 @@ INLINE void scale_weights(mxd_row_format format, const float *weights, size_t ld
 
 enum { GROUP = 64 }; /* rows whose weights are scaled at a time: a multiple of LANES */
 
-/* acc += weights times block b of a span's values. */
+/* acc[h] += weights times block b of a span's values. */
 INLINE TARGET void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span,
                           size_t d, size_t b, float32x4_t acc[HEADS][8]) {
     const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);

@@ -30,8 +30,8 @@ INLINE void broadcast_pair(const int8_t *q, int pair, int8x16_t *q0, int8x16_t *
     *q1 = vreinterpretq_s8_s32(vdupq_lane_s32(eight, 1));
 }
 
-/* Each vector holds 2 rows x 4 columns. Products accumulate in int16 (8 groups of columns of at most 12*127 fit); the four
- * columns of a row are added at the end of the block. */
+/* Each vector holds 2 rows x 4 columns. Products accumulate in int16 (8 groups of columns of at most 12*127 fit); the
+ * four columns of a row are added at the end of the block. */
 INLINE void dots_small(elements form, const uint8_t *w, const int8_t *const q[UNITS], int units, int v0,
                        int V, int32x4_t d[UNITS][4]) {
     int16x8_t d01[UNITS][4], d23[UNITS][4];
@@ -216,6 +216,7 @@ INLINE void store_codes(uint8_t *out, const int32x4_t codes[8]) {
     vst1q_u8(out, vorrq_u8(vld1q_u8(bytes), vshlq_n_u8(vld1q_u8(bytes + 16), 4)));
 }
 
+/* Return |x| * up. */
 INLINE float32x4_t magnitudes(float32x4_t x, float up) {
     return vmulq_n_f32(vabsq_f32(x), up);
 }

@@ -15,7 +15,7 @@
 #define INTEGERS int32x4_t
 enum { LANES = 4 };
 
-/* Load the scales of 16 rows, E8M0 bytes, as four vectors of f32. The maximum turns code 0 into the subnormal 2^-127. */
+/* Load 16 scales, E8M0 bytes, as four vectors of f32. The maximum turns code 0 into the subnormal 2^-127. */
 INLINE void load_scales(const uint8_t *p, float32x4_t scale[4]) {
     uint8x16_t codes = vld1q_u8(p);
     const uint16x8_t least = vdupq_n_u16(E8M0_LEAST >> 16); /* upper halves of the f32, as lo and hi are */
@@ -35,6 +35,10 @@ INLINE int8x16_t e2m1_table(void) {
 
 /* The form of a block's elements: nibbles; bytes that were decoded from them, within +-12; any bytes. */
 typedef enum elements { PACKED, DECODED, INT8 } elements;
+
+INLINE float unit_of(elements form) {
+    return form == INT8 ? MXINT8_UNIT : MXFP4_UNIT;
+}
 
 /* Load columns 8*pair .. 8*pair+3 and the next four, of rows 4v .. 4v+3. */
 INLINE int8x16x2_t load_pair(elements form, const uint8_t *w, int pair, int v) {

@@ -1,4 +1,4 @@
-/* NEON with the dot product extension (armv8.2-a, Cortex-A76: Pi 5). Only this file may use it. */
+/* NEON with the dot product extension (armv8.2-a: Cortex-A76, Pi 5). Only this file and neon_i8mm.c may use it. */
 #include "neon.h"
 
 #if defined(__aarch64__)

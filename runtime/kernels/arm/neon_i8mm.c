@@ -1,6 +1,6 @@
-/* NEON with 8-bit matrix products and dot products (armv8.6-a i8mm: Cortex-A510, A710, Neoverse V1). Only this file may use
- * i8mm. A few rows are multiplied as at the dotprod level; many rows in pairs, since smmla multiplies 2 x 8 by 8 x 2
- * numbers. */
+/* NEON with 8-bit matrix products and dot products (armv8.6-a i8mm: Cortex-A510, A710, Neoverse V1). Only this file may
+ * use i8mm. A few rows are multiplied as at the dotprod level; many rows in pairs, since smmla multiplies 2 x 8 by 8 x
+ * 2 numbers. */
 #include "neon.h"
 
 #if defined(__aarch64__)
@@ -23,7 +23,7 @@ INLINE TARGET void decode_block(elements form, const uint8_t *block, decoded_blo
     float32x4_t scale[4];
     load_scales(block, scale);
     UNROLL for (int v = 0; v < 4; v++) {
-        float64x2_t s = vreinterpretq_f64_f32(vmulq_n_f32(scale[v], form == PACKED ? MXFP4_UNIT : MXINT8_UNIT));
+        float64x2_t s = vreinterpretq_f64_f32(vmulq_n_f32(scale[v], unit_of(form)));
         out->scale[2 * v] = vreinterpretq_f32_f64(vdupq_laneq_f64(s, 0));
         out->scale[2 * v + 1] = vreinterpretq_f32_f64(vdupq_laneq_f64(s, 1));
         UNROLL for (int pair = 0; pair < 4; pair++) {

@@ -25,8 +25,8 @@ INLINE __m256i times_digit(__m256i d) {
     return _mm256_sub_epi32(_mm256_slli_epi32(d, 8), _mm256_slli_epi32(d, 1));
 }
 
-/* Return the scales that eight E8M0 codes mean times a unit (a power of two): exact, also where the maximum turns code 0
- * into the subnormal 2^-127. */
+/* Return the scales that eight E8M0 codes mean times a unit (a power of two): exact, also where the maximum turns code
+ * 0 into the subnormal 2^-127. */
 INLINE __m256 e8m0(__m128i codes, float unit) {
     __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(codes), 23);
     bits = _mm256_max_epi32(bits, _mm256_set1_epi32(E8M0_LEAST));
@@ -39,9 +39,9 @@ INLINE __m256i broadcast4(const void *p) {
     return _mm256_set1_epi32(four);
 }
 
-/* ---- matrix products ----
- * A block is decoded to vectors of 4 columns x 8 rows (half a tile's): w[4-column group][half]. Up to UNITS digit rows are
- * multiplied in one pass over them, so that every four broadcast activations meet both halves. */
+/* ---- matrix products ---- A block is decoded to vectors of 4 columns x 8 rows (half a tile's): w[4-column
+ * group][half]. Up to UNITS digit rows are multiplied in one pass over them, so that every four broadcast activations
+ * meet both halves. */
 
 enum { UNITS = 4, GROUP_ROWS = 32 };
 
@@ -252,8 +252,8 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
 
 #include "../attention_template.h"
 
-/* ---- attention over quantized rows ----
- * Eight keys at a time, one per lane of the scores, so that the integer dot products of a block are reduced together. */
+/* ---- attention over quantized rows ---- Eight keys at a time, one per lane of the scores, so that the integer dot
+ * products of a block are reduced together. */
 
 /* Load 32 elements of a row, integers in units of its format. */
 INLINE __m256i load_elements(mxd_row_format format, const uint8_t *p) {
@@ -305,7 +305,7 @@ INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, cons
     }
 }
 
-/* acc += weights times block b of a span's values. */
+/* acc[h] += weights times block b of a span's values. */
 INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
                    size_t b, __m256 acc[HEADS][4]) {
     const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);
@@ -384,8 +384,8 @@ INLINE void split_digits(__m256i v[4], __m256i high[4]) {
     }
 }
 
-/* Return 32 integers of four vectors as bytes, saturated. Packs interleave the 128-bit halves; the permutation puts them
- * back in order. */
+/* Return 32 integers of four vectors as bytes, saturated. Packs interleave the 128-bit halves; the permutation puts
+ * them back in order. */
 INLINE __m256i pack_bytes(const __m256i v[4]) {
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -412,6 +412,7 @@ INLINE void store_codes(uint8_t *out, const __m256i codes[4]) {
     _mm_storeu_si128((__m128i *)(void *)out, _mm_or_si128(_mm256_castsi256_si128(bytes), high));
 }
 
+/* Return |x| * up. */
 INLINE __m256 magnitudes(__m256 x, float up) {
     return _mm256_mul_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), _mm256_set1_ps(up));
 }

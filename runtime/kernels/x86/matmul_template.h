@@ -35,8 +35,8 @@ INLINE void tile_rows(bool is_fp4, const uint8_t *base, const uint8_t *residual,
     for (size_t r = 0; r < R; r++) store_sums(&acc[r], y + (m + r) * ldy + t * TILE);
 }
 
-/* Multiply tile by tile: a tile's weights stay in the first-level cache for all rows. Small numbers of rows are constants,
- * so that their accumulators stay in registers. */
+/* Multiply tile by tile: a tile's weights stay in the first-level cache for all rows. Small numbers of rows are
+ * constants, so that their accumulators stay in registers. */
 INLINE void matmul(bool is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                    const mxd_act *x, size_t rows, int digits, float *y, size_t ldy) {
     for (size_t t = 0; t < ntiles; t++)
