@@ -89,7 +89,7 @@ def program(source: str) -> Path:
     """A program of this folder that runs one kernel, for armv8.0 with the levels' own instructions."""
     output = Path(FOLDER.name) / Path(source).stem
     sources = [
-        *sorted((REPOSITORY / "runtime/kernels").glob("*.c")),
+        *sorted((REPOSITORY / "runtime/kernels").rglob("*.c")),
         *(REPOSITORY / "runtime/src" / name for name in ("cpu.c", "status.c")),
         Path(__file__).with_name(source),
     ]

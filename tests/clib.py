@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RUNTIME = REPOSITORY / "runtime"
-KERNELS = sorted((RUNTIME / "kernels").glob("*.c"))
+KERNELS = sorted((RUNTIME / "kernels").rglob("*.c"))
 
 
 def zig(arch: str, libc: str = "musl") -> list[str]:
@@ -63,14 +63,26 @@ def pass_in_debug_build(tests: str, chosen: str, folder: Path) -> None:
     assert "skipped" not in done.stdout
 
 
+def declarations(*headers: str) -> str:
+    """What the public header and others of ``runtime/`` declare, as cffi reads it: preprocessed."""
+    public = (RUNTIME / "include" / "mxdraft.h").read_text(encoding="utf-8")
+    texts = [(RUNTIME / header).read_text(encoding="utf-8") for header in headers]
+    merged = "\n".join([public.split("/* <cdef> */")[1].split("/* </cdef> */")[0], *texts])
+    return subprocess.run(
+        [*native("musl"), "-E", "-P", "-x", "c", "-"],
+        input=re.sub(r"^#include .*", "", merged, flags=re.MULTILINE),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+    ).stdout
+
+
 @cache
 def library() -> tuple[Any, Any]:
     """(ffi, lib): the public MX codecs and what ``kernels.h`` declares, for this machine."""
-    public = (RUNTIME / "include" / "mxdraft.h").read_text(encoding="utf-8")
-    kernels = (RUNTIME / "kernels" / "kernels.h").read_text(encoding="utf-8")
     ffi = cffi.FFI()
-    ffi.cdef(public.split("/* <cdef> */")[1].split("/* </cdef> */")[0])
-    ffi.cdef(re.sub(r"^#(.*\\\n)*.*", "", kernels, flags=re.MULTILINE))
+    ffi.cdef(declarations("kernels/kernels.h"))
     files = [*KERNELS, RUNTIME / "src" / "codec.c", RUNTIME / "src" / "status.c"]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "libkernels.so"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import cffi
 import pytest
 import tiny
-from clib import KERNELS, REPOSITORY, RUNTIME, compile_c, native
+from clib import KERNELS, REPOSITORY, RUNTIME, compile_c, declarations, native
 from mxdraft.export import export_model
 from mxdraft.pack import pack
 
@@ -35,22 +34,18 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def internals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """(ffi, lib): private functions of the runtime, those of ``sampler.h`` and ``cpu.h`` with the kernels.
+    """(ffi, lib): private functions of the runtime, those of ``sampler.h``, ``machine.h`` and ``kernels.h``.
 
     In this library the process may run on the CPUs that ``allow_cpus()`` was told last.
     """
     ffi = cffi.FFI()
-    public = (RUNTIME / "include" / "mxdraft.h").read_text(encoding="utf-8")
-    ffi.cdef(public.split("/* <cdef> */")[1].split("/* </cdef> */")[0])
-    for header in ("kernels/kernels.h", "src/sampler.h", "src/cpu.h"):
-        text = (RUNTIME / header).read_text(encoding="utf-8")
-        ffi.cdef(re.sub(r"^#(.*\\\n)*.*", "", text, flags=re.MULTILINE))
+    ffi.cdef(declarations("kernels/kernels.h", "src/sampler.h", "src/machine.h"))
     ffi.cdef("void allow_cpus(uint64_t first, uint64_t second);  /* masks of 64 CPUs each */")
     library = compile_c(
         native("gnu.2.28"),
         tmp_path_factory.mktemp("internals") / "libinternals.so",
         *("-fvisibility=default", "-shared", "-fPIC", "-Dsched_getaffinity=test_sched_getaffinity"),
-        *(RUNTIME / "src" / name for name in ("sampler.c", "cpu.c", "status.c")),
+        *(RUNTIME / "src" / name for name in ("sampler.c", "machine.c", "status.c")),
         *KERNELS,
         REPOSITORY / "tests" / "c" / "affinity.c",
         "-lm",

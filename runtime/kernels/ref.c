@@ -1,8 +1,12 @@
-/* The scalar reference of every kernel: the specification (docs/arithmetic.md). Written for reading, not for speed. */
-#include <math.h>
-#include <string.h>
+/* The scalar reference of every kernel: the specification (docs/arithmetic.md). Written for reading, not for speed.
+ * Built with -DMXD_DEBUG, it checks what README.md demands of its callers. */
+#undef NDEBUG /* which some compilers define with -O3 */
+#ifndef MXD_DEBUG
+#define NDEBUG
+#endif
+#include <assert.h>
 
-#include "kernels.h"
+#include "level.h"
 
 #ifdef __FAST_MATH__
 #error "mxdraft promises the same bits everywhere: build without -ffast-math"
@@ -11,30 +15,19 @@
 #error "mxdraft detects NaN and Inf: build without -ffinite-math-only"
 #endif
 
-enum { LANES = 16 };
-enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
-enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
+enum { LANES = 16 }; /* accumulators of sum16 */
 
-static const int8_t E2M1X2[16] = {MXD_E2M1X2_ELEMENTS};
+static const int8_t E2M1X2[16] = {MXD_E2M1X2(0)};
+static const int8_t NORMAL4[16] = {MXD_NORMAL4_ELEMENTS};
 
-static float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
+/* Whether a head of d elements can be quantized. */
+#define IS_BLOCKED(d) ((d) % BLOCK == 0 && (d) <= MXD_MAX_HEAD_DIM)
 
-static uint32_t to_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
-}
-
-/* E8M0 code c (0..254) to 2^(c-127); code 0 is the subnormal 2^-127. */
+/* Return 2^(code-127), for code 0..254. */
 static float e8m0(uint8_t code) {
-    return from_bits(code ? (uint32_t)code << 23 : 0x00400000u);
+    return from_bits(code ? (uint32_t)code << 23 : E8M0_LEAST);
 }
 
-/* Fixed reduction of the 16 lanes: i += i+8, then +4, +2, +1. */
 float mxd_reduce16_ref(const float lane_in[LANES]) {
     float lane[LANES];
     memcpy(lane, lane_in, sizeof lane);
@@ -43,20 +36,27 @@ float mxd_reduce16_ref(const float lane_in[LANES]) {
     return lane[0];
 }
 
+/* Return the bits of a block's largest magnitude. */
+static uint32_t largest_bits(const float *x) {
+    uint32_t largest = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        uint32_t bits = to_bits(x[i]) & F32_MAGNITUDE;
+        if (bits > largest) largest = bits;
+    }
+    return largest;
+}
+
 static void mxd_quantize_ref(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
+    assert(k % BLOCK == 0 && ldx >= k);
     float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
     for (size_t m = 0; m < rows; m++) {
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
             size_t at = m * (k / BLOCK) + b;
-            uint32_t amax = 0;
-            for (int i = 0; i < BLOCK; i++) {
-                uint32_t a = to_bits(v[i]) & 0x7fffffffu;
-                if (a > amax) amax = a;
-            }
-            int fault = amax >= 0x7f800000u; /* NaN or Inf must reach the output */
-            int present = !fault && from_bits(amax) >= MXD_ACT_TINY;
-            float upscale = present ? steps / from_bits(amax) : 0;
+            float largest = from_bits(largest_bits(v));
+            bool fault = !isfinite(largest); /* NaN or Inf must reach the output */
+            bool present = !fault && largest >= MXD_ACT_TINY;
+            float upscale = present ? steps / largest : 0;
             int digits = out->lo ? 2 : 1;
             int16_t sums[4] = {0};
             for (int i = 0; i < BLOCK; i++) {
@@ -72,7 +72,7 @@ static void mxd_quantize_ref(const float *x, size_t ldx, size_t rows, size_t k, 
             }
             for (int i = 0; i < 2 * digits; i++)
                 out->bias[at * 2 * (size_t)digits + (size_t)i] = (int16_t)(-MXD_E2M1_BIAS * sums[i]);
-            out->s[at] = fault ? NAN : present ? from_bits(amax) / steps : 0;
+            out->s[at] = fault ? NAN : present ? largest / steps : 0;
         }
     }
 }
@@ -96,7 +96,7 @@ static int32_t dot_mxint8(const uint8_t *block, int row, const int8_t *q) {
     return d;
 }
 
-/* The dot product with whole activations, from those of their digits. */
+/* Return the dot product with whole activations, from those with their digits. */
 static int32_t dot_digits(int32_t (*dot)(const uint8_t *, int, const int8_t *), const uint8_t *block, int row,
                           const mxd_act *x, size_t at) {
     int32_t d = dot(block, row, x->q + at * BLOCK);
@@ -105,6 +105,7 @@ static int32_t dot_digits(int32_t (*dot)(const uint8_t *, int, const int8_t *), 
 
 static void mxd_matmul_mxfp4_ref(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                  const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    assert(ldy >= ntiles * TILE);
     const uint8_t *planes[2] = {base, residual};
     for (size_t t = 0; t < ntiles; t++)
         for (size_t m = 0; m < rows; m++)
@@ -114,7 +115,7 @@ static void mxd_matmul_mxfp4_ref(const uint8_t *base, const uint8_t *residual, s
                     for (int p = 0; p < 2 && planes[p]; p++) {
                         const uint8_t *block = planes[p] + (t * nblocks + b) * FP4_BYTES;
                         int32_t d = dot_digits(dot_mxfp4, block, i, x, m * nblocks + b);
-                        acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * 0.5f), acc);
+                        acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * MXFP4_UNIT), acc);
                     }
                 y[m * ldy + t * TILE + (size_t)i] = acc;
             }
@@ -122,6 +123,7 @@ static void mxd_matmul_mxfp4_ref(const uint8_t *base, const uint8_t *residual, s
 
 static void mxd_matmul_mxint8_ref(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                   const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    assert(!residual && ldy >= ntiles * TILE);
     (void)residual;
     for (size_t t = 0; t < ntiles; t++)
         for (size_t m = 0; m < rows; m++)
@@ -130,13 +132,14 @@ static void mxd_matmul_mxint8_ref(const uint8_t *base, const uint8_t *residual, 
                 for (size_t b = 0; b < nblocks; b++) {
                     const uint8_t *block = base + (t * nblocks + b) * INT8_BYTES;
                     int32_t d = dot_digits(dot_mxint8, block, i, x, m * nblocks + b);
-                    acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * 0.015625f), acc);
+                    acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * MXINT8_UNIT), acc);
                 }
                 y[m * ldy + t * TILE + (size_t)i] = acc;
             }
 }
 
 static float mxd_rmsnorm_ref(const float *x, const float *w, size_t n, float eps, float *y) {
+    assert(n % BLOCK == 0);
     float lane[LANES] = {0};
     for (size_t i = 0; i < n; i++) lane[i % LANES] = fmaf(x[i], x[i], lane[i % LANES]);
     float ss = mxd_reduce16_ref(lane);
@@ -146,6 +149,7 @@ static float mxd_rmsnorm_ref(const float *x, const float *w, size_t n, float eps
 }
 
 static void mxd_rope_ref(float *x, const float *c, const float *s, size_t d) {
+    assert(d % 2 == 0 && d <= MXD_MAX_HEAD_DIM);
     size_t half = d / 2;
     for (size_t i = 0; i < half; i++) {
         float a = x[i], b = x[i + half];
@@ -155,33 +159,26 @@ static void mxd_rope_ref(float *x, const float *c, const float *s, size_t d) {
 }
 
 float mxd_exp_ref(float x) {
-    x = x > 88.0f ? 88.0f : x; /* comparisons written so that NaN stays NaN */
-    x = x < -87.0f ? -87.0f : x;
-    float n = rintf(x * 0x1.715476p+0f);       /* log2(e) */
-    float r = fmaf(-n, 0x1.62e4p-1f, x);       /* ln 2, high bits: n * it is exact */
-    r = fmaf(-n, 0x1.7f7d1cp-20f, r);          /* ln 2, the rest */
-    float p = 0x1.a01a02p-13f;                 /* 1/7! */
-    p = fmaf(p, r, 0x1.6c16c2p-10f);           /* 1/6! */
-    p = fmaf(p, r, 0x1.111112p-7f);            /* 1/5! */
-    p = fmaf(p, r, 0x1.555556p-5f);            /* 1/4! */
-    p = fmaf(p, r, 0x1.555556p-3f);            /* 1/3! */
-    p = fmaf(p, r, 0.5f);
-    p = fmaf(p, r, 1.0f);
-    p = fmaf(p, r, 1.0f);
+    x = x > EXP_MOST ? EXP_MOST : x; /* comparisons written so that NaN stays NaN */
+    x = x < EXP_LEAST ? EXP_LEAST : x;
+    float n = rintf(x * EXP_LOG2E), r = fmaf(-n, EXP_LN2_HIGH, x);
+    r = fmaf(-n, EXP_LN2_LOW, r);
+    float p = EXP_TERM[0];
+    for (int i = 1; i < EXP_TERMS; i++) p = fmaf(p, r, EXP_TERM[i]);
     if (n != n) return n;
     return p * from_bits((uint32_t)((int32_t)n + 127) << 23);
 }
 
 float mxd_f16_to_f32(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023;
-    if (e == 31) return from_bits(sign | 0x7f800000u | m << 13);
+    if (e == 31) return from_bits(sign | F32_INFINITY | m << 13);
     if (e) return from_bits(sign | (e + 112) << 23 | m << 13);
     return from_bits(sign | to_bits((float)m * 0x1p-24f));
 }
 
 uint16_t mxd_f32_to_f16(float x) {
-    uint32_t bits = to_bits(x), sign = (bits >> 16) & 0x8000, a = bits & 0x7fffffffu;
-    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
+    uint32_t bits = to_bits(x), sign = (bits >> 16) & 0x8000, a = bits & F32_MAGNITUDE;
+    if (a > F32_INFINITY) return (uint16_t)(sign | 0x7e00);
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to 65536 or more */
     if (a < 0x38800000u) {                                  /* below 2^-14: subnormal, in units of 2^-24 */
         float scaled = rintf(from_bits(a) * 0x1p24f);
@@ -191,7 +188,7 @@ uint16_t mxd_f32_to_f16(float x) {
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
-/* Scores to weights in place; returns the inverse of their sum. */
+/* Turn scores into weights in place; return the inverse of their sum. */
 static float softmax(float *scores, size_t n) {
     float max = -INFINITY, lane[LANES] = {0};
     for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
@@ -219,6 +216,7 @@ static void attend(const float *q, const uint16_t *k, const uint16_t *v, size_t 
 
 void mxd_attention_ref(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                        float scale, float *scores, float *out) {
+    assert(heads && n && d % 2 == 0 && d <= MXD_MAX_HEAD_DIM);
     for (size_t h = 0; h < heads; h++) attend(q + h * d, k, v, n, d, scale, scores + h * n, out + h * d);
 }
 
@@ -228,9 +226,7 @@ size_t mxd_row_bytes(mxd_row_format format, size_t d) {
     return format == MXD_ROW_F16 ? 2 * d : d / BLOCK * (MXD_BLOCK_BYTES(format) + 1);
 }
 
-static const int8_t NORMAL4[16] = {MXD_NORMAL4_ELEMENTS};
-
-/* Element i of a row, an integer in units of the format. */
+/* Return element i of a row, an integer in units of the format. */
 static int32_t element(mxd_row_format format, const uint8_t *row, size_t i) {
     if (format == MXD_ROW_MXINT8) return (int8_t)row[i];
     uint8_t pair = row[i / BLOCK * (BLOCK / 2) + i % (BLOCK / 2)];
@@ -238,15 +234,12 @@ static int32_t element(mxd_row_format format, const uint8_t *row, size_t i) {
     return format == MXD_ROW_MXFP4 ? E2M1X2[code] : NORMAL4[code];
 }
 
-static float normal4_scale(uint8_t code) {
-    return code == MXD_CODE_FAULT ? NAN : from_bits((uint32_t)(code + MXD_NORMAL4_CODES) << 20);
-}
-
-/* The scale of block b times the unit: exact. E8M0's code 255 becomes infinity, which times an element, 0, is NaN. */
+/* Return the scale of block b times the unit: exact. E8M0's code 255 becomes infinity, which times an element, 0, is
+ * NaN. */
 static float row_scale(mxd_row_format format, const uint8_t *row, size_t d, size_t b) {
     uint8_t code = row[mxd_row_bytes(format, d) - d / BLOCK + b];
-    if (format == MXD_ROW_NORMAL4) return normal4_scale(code);
-    return e8m0(code) * (format == MXD_ROW_MXINT8 ? 0.015625f : 0.5f);
+    if (format == MXD_ROW_NORMAL4) return code == MXD_CODE_FAULT ? NAN : normal4_scale(code);
+    return e8m0(code) * (format == MXD_ROW_MXINT8 ? MXINT8_UNIT : MXFP4_UNIT);
 }
 
 static float score_mx(const mxd_act *q, size_t head, mxd_row_format format, const uint8_t *k, size_t d) {
@@ -264,6 +257,7 @@ static void mxd_attention_mx_ref(const mxd_act *q, size_t heads, const mxd_span 
                                  float scale, float *scores, float *out) {
     size_t n = 0;
     for (size_t s = 0; s < count; s++) n += spans[s].n;
+    assert(heads && n && IS_BLOCKED(d) && !q->lo);
     for (size_t h = 0; h < heads; h++) {
         float *w = scores + h * n;
         size_t at = 0;
@@ -285,6 +279,7 @@ static void mxd_attention_mx_ref(const mxd_act *q, size_t heads, const mxd_span 
 }
 
 static void mxd_hadamard_ref(float *x, size_t d) {
+    assert(IS_BLOCKED(d));
     size_t block = d & -d;
     float scale = 1.0f / sqrtf((float)block);
     for (size_t start = 0; start < d; start += block) {
@@ -299,22 +294,13 @@ static void mxd_hadamard_ref(float *x, size_t d) {
     }
 }
 
-static uint32_t largest_bits(const float *x) {
-    uint32_t amax = 0;
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t a = to_bits(x[i]) & 0x7fffffffu;
-        if (a > amax) amax = a;
-    }
-    return amax;
-}
-
-/* floor(log2) of a block's largest magnitude, NOTHING if that is nearly nothing, FAULT if it holds NaN or Inf. */
+/* Return floor(log2) of a block's largest magnitude, NOTHING if it is below MXD_ACT_TINY, FAULT for NaN or Inf. */
 enum { NOTHING = -1000, FAULT = 1000 };
 
 static int block_exponent(const float *x) {
-    uint32_t amax = largest_bits(x);
-    if (amax >= 0x7f800000u) return FAULT;
-    return from_bits(amax) < MXD_ACT_TINY ? NOTHING : (int)(amax >> 23) - 127;
+    uint32_t largest = largest_bits(x);
+    if (largest >= F32_INFINITY) return FAULT;
+    return from_bits(largest) < MXD_ACT_TINY ? NOTHING : (int)(largest >> 23) - 127;
 }
 
 static float power_of_two(int e) { /* normal */
@@ -322,9 +308,10 @@ static float power_of_two(int e) { /* normal */
 }
 
 static void mxd_store_mxint8_ref(const float *x, size_t d, uint8_t *row) {
+    assert(IS_BLOCKED(d));
     for (size_t b = 0; b < d / BLOCK; b++) {
         int e = block_exponent(x + b * BLOCK);
-        int known = e != NOTHING && e != FAULT;
+        bool known = e != NOTHING && e != FAULT;
         float up = known ? power_of_two(6 - e) : 0;
         for (size_t i = b * BLOCK; i < (b + 1) * BLOCK; i++) {
             int32_t q = known ? (int32_t)rintf(x[i] * up) : 0;
@@ -334,14 +321,14 @@ static void mxd_store_mxint8_ref(const float *x, size_t d, uint8_t *row) {
     }
 }
 
-/* The nearest E2M1 magnitude, ties to the even code, in units of 2^e. */
+/* Return the nearest E2M1 magnitude, ties to the even code, in units of 2^e. */
 static float round_e2m1(float a) {
     float step = a < 2 ? 0.5f : a < 4 ? 1.0f : 2.0f;
     float r = rintf(a * (1 / step)) * step;
     return r > 6 ? 6 : r;
 }
 
-/* Squared error of a block in units of 2^e, by sum16. */
+/* Return the squared error of a block in units of 2^e, by sum16. */
 static float error_e2m1(const float *x, float up) {
     float lane[LANES] = {0};
     for (int i = 0; i < BLOCK; i++) {
@@ -359,6 +346,7 @@ static uint8_t code_e2m1(float x, float up) {
 }
 
 static void mxd_store_mxfp4_ref(const float *x, size_t d, uint8_t *row) {
+    assert(IS_BLOCKED(d));
     for (size_t b = 0; b < d / BLOCK; b++) {
         const float *v = x + b * BLOCK;
         uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
@@ -376,7 +364,7 @@ static void mxd_store_mxfp4_ref(const float *x, size_t d, uint8_t *row) {
     }
 }
 
-/* The level nearest to a magnitude in units of the scale: its code. */
+/* Return the code of the level nearest to a magnitude in units of the scale. */
 static uint8_t code_normal4(float a) {
     static const float bounds[7] = {MXD_NORMAL4_BOUNDS};
     uint8_t code = 0;
@@ -384,7 +372,7 @@ static uint8_t code_normal4(float a) {
     return code;
 }
 
-/* Squared error of a block, by sum16. */
+/* Return the squared error of a block, by sum16. */
 static float error_normal4(const float *x, float scale) {
     float lane[LANES] = {0}, up = 1.0f / scale;
     for (int i = 0; i < BLOCK; i++) {
@@ -394,29 +382,33 @@ static float error_normal4(const float *x, float scale) {
     return mxd_reduce16_ref(lane) * scale * scale;
 }
 
-/* The scale that errs least, the smaller among equals. */
+/* Return the code of the scale with the least error, the smaller one among equals. */
 static uint8_t best_scale(const float *x, float largest) {
     int32_t first = (int32_t)(to_bits(largest / 127) >> 20) - MXD_NORMAL4_CODES, best = 254;
     float least = INFINITY;
     for (int32_t c = first + MXD_NORMAL4_FIRST; c <= first + MXD_NORMAL4_LAST; c++) {
         int32_t code = c < 0 ? 0 : c > 254 ? 254 : c;
-        float error = error_normal4(x, normal4_scale((uint8_t)code));
-        if (error < least) least = error, best = code;
+        float error = error_normal4(x, normal4_scale(code));
+        if (error < least) {
+            least = error;
+            best = code;
+        }
     }
     return (uint8_t)best;
 }
 
 static void mxd_store_normal4_ref(const float *x, size_t d, uint8_t *row) {
+    assert(IS_BLOCKED(d));
     for (size_t b = 0; b < d / BLOCK; b++) {
         const float *v = x + b * BLOCK;
         uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b, codes[BLOCK];
-        uint32_t amax = largest_bits(v);
-        if (amax >= 0x7f800000u) {
+        float largest = from_bits(largest_bits(v));
+        if (!isfinite(largest)) {
             memset(out, 0, BLOCK / 2);
             *code = MXD_CODE_FAULT;
             continue;
         }
-        *code = best_scale(v, from_bits(amax));
+        *code = best_scale(v, largest);
         float up = 1.0f / normal4_scale(*code);
         for (int i = 0; i < BLOCK; i++)
             codes[i] = (uint8_t)(code_normal4(fabsf(v[i]) * up) | (to_bits(v[i]) >> 31) << 3);
@@ -429,6 +421,7 @@ void mxd_load_mx_ref(mxd_row_format format, const uint8_t *row, size_t d, float 
 }
 
 static void mxd_silu_mul_ref(const float *gate, const float *up, size_t n, float *out) {
+    assert(n % BLOCK == 0);
     for (size_t i = 0; i < n; i++) out[i] = gate[i] / (1.0f + mxd_exp_ref(-gate[i])) * up[i];
 }
 
@@ -445,19 +438,6 @@ static void mxd_exp_weights_ref(const float *x, size_t n, float scale, float max
 }
 
 void mxd_kernels_init_ref(mxd_kernels *k, mxd_kernel_names *n) {
-    MXD_BIND(k, n, quantize, ref);
-    MXD_BIND(k, n, matmul_mxfp4, ref);
-    MXD_BIND(k, n, matmul_mxint8, ref);
-    MXD_BIND(k, n, rmsnorm, ref);
-    MXD_BIND(k, n, rope, ref);
-    MXD_BIND(k, n, attention, ref);
-    MXD_BIND(k, n, attention_mx, ref);
-    MXD_BIND(k, n, hadamard, ref);
-    MXD_BIND(k, n, store_mxint8, ref);
-    MXD_BIND(k, n, store_mxfp4, ref);
-    MXD_BIND(k, n, store_normal4, ref);
-    MXD_BIND(k, n, silu_mul, ref);
-    MXD_BIND(k, n, add, ref);
-    MXD_BIND(k, n, to_f16, ref);
-    MXD_BIND(k, n, exp_weights, ref);
+#define BIND(type, op) MXD_BIND(k, n, op, ref);
+    MXD_KERNELS(BIND)
 }

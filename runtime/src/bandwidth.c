@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 #include "clock.h"
-#include "cpu.h"
+#include "machine.h"
 #include "threads.h"
 
 enum { LEAST_BYTES = 64 << 20, CACHES = 4 };

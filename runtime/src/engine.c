@@ -7,6 +7,7 @@
 #include "annotate.h"
 #include "cpu.h"
 #include "draft_model.h"
+#include "machine.h"
 #include "precision.h"
 
 enum { ALIGN = 64, DEFAULT_CTX = 2048, MAX_ROWS = 512, MAX_THREADS = 64 };

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cpu.h"
 #include "draft_model.h"
 #include "hash.h"
 

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu.h"
 #include "draft_model.h"
+#include "machine.h"
 #include "precision.h"
 #include "utf8.h"
 

@@ -1,5 +1,5 @@
-/* runtime/kernels/avx512.c on any machine: the intrinsics it uses, as functions written from their descriptions in the
- * Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
+/* runtime/kernels/x86/avx512.c for any machine: the intrinsics that it uses, as functions written from their
+ * descriptions in the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -13,7 +13,7 @@ typedef union emulated {
     float f32[16];
 } emulated;
 
-/* Reserved names may be defined already by the compiler's own headers. */
+/* Macros, since the compiler's own headers may have declared these names. */
 #define __m512i emulated
 #define __m512 emulated
 #define __m128i emulated_bytes
@@ -46,7 +46,7 @@ DEFINE(sub_epi32, (emulated a, emulated b), 16, r.u32[i] = a.u32[i] - b.u32[i])
 DEFINE(cvtepi32_ps, (emulated a), 16, r.f32[i] = (float)a.i32[i])
 DEFINE(mul_ps, (emulated a, emulated b), 16, r.f32[i] = a.f32[i] * b.f32[i])
 DEFINE(fmadd_ps, (emulated a, emulated b, emulated c), 16, r.f32[i] = fmaf(a.f32[i], b.f32[i], c.f32[i]))
-/* Unsigned bytes of a times signed ones of b, four neighbours added to the sum without saturation. */
+/* Multiply unsigned bytes of a by signed ones of b; add four neighbours to the sum, without saturation. */
 DEFINE(dpbusd, (emulated sum, emulated a, emulated b), 16,
        r.i32[i] = sum.i32[i] + a.u8[4 * i] * b.i8[4 * i] + a.u8[4 * i + 1] * b.i8[4 * i + 1] +
                   a.u8[4 * i + 2] * b.i8[4 * i + 2] + a.u8[4 * i + 3] * b.i8[4 * i + 3])
@@ -89,11 +89,11 @@ static void emulated_store(float *p, emulated a) {
 #define _mm512_mul_ps emulated_mul_ps
 #define _mm512_fmadd_ps emulated_fmadd_ps
 #define _mm512_dpbusd_epi32 emulated_dpbusd
-#define _mm_prefetch(address, hint) ((void)(address)) /* anywhere: it never faults */
+#define _mm_prefetch(address, hint) ((void)(address)) /* any address: it never faults */
 
-#define AVX512
+#define TARGET
 #define INLINE static
 #define UNROLL
 #define MXD_EMULATED_AVX512
 #define mxd_kernels_init_avx512 init_emulated_avx512
-#include "../../runtime/kernels/avx512.c"
+#include "../../runtime/kernels/x86/avx512.c"

@@ -1,19 +1,17 @@
-/* Kernels that are wrong on purpose, one mistake each. */
-#include <math.h>
+/* Kernels that are wrong on purpose, with one mistake each. */
 #include <signal.h>
-#include <string.h>
 
 #include "harness.h"
 
 static mxd_kernels ref;
 
-/* A bias of the last block is off by one. */
+/* One bias of the last block is off by one. */
 static void mxd_quantize_broken(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
     ref.quantize(x, ldx, rows, k, out);
-    out->bias[rows * (k / 32) * 2 - 1]++;
+    out->bias[rows * (k / BLOCK) * 2 - 1]++;
 }
 
-/* One bit of one output, and only of 17 rows and two planes. */
+/* One bit of one output is wrong, and only for 17 rows and two planes. */
 static void mxd_matmul_mxfp4_broken(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                     const mxd_act *x, size_t rows, float *y, size_t ldy) {
     ref.matmul_mxfp4(base, residual, nblocks, ntiles, x, rows, y, ldy);
@@ -25,25 +23,27 @@ static void mxd_matmul_mxfp4_broken(const uint8_t *base, const uint8_t *residual
     }
 }
 
-/* Writes between the rows. */
+/* It writes between the rows. */
 static void mxd_matmul_mxint8_broken(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                      const mxd_act *x, size_t rows, float *y, size_t ldy) {
     ref.matmul_mxint8(base, residual, nblocks, ntiles, x, rows, y, ldy);
     if (rows > 1 && ldy > 16 * ntiles) y[16 * ntiles] = 0;
 }
 
-/* The output is right, the returned sum is not. */
+/* It reads x again after writing y, which may be x: the output is right, the returned sum is not. */
 static float mxd_rmsnorm_broken(const float *x, const float *w, size_t n, float eps, float *y) {
-    return nextafterf(ref.rmsnorm(x, w, n, eps, y), 0);
+    float scratch[1536];
+    ref.rmsnorm(x, w, n, eps, y);
+    return ref.rmsnorm(x, w, n, eps, scratch);
 }
 
-/* Writes to an input. */
+/* It writes to an input. */
 static void mxd_rope_broken(float *x, const float *c, const float *s, size_t d) {
     ref.rope(x, c, s, d);
     *(float *)c = 0;
 }
 
-/* Leaves the last output as it was. */
+/* It leaves the last output as it was. */
 static void mxd_attention_broken(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                                  float scale, float *scores, float *out) {
     float last = out[heads * d - 1];
@@ -51,7 +51,7 @@ static void mxd_attention_broken(const float *q, size_t heads, const uint16_t *k
     if (n == 33) out[heads * d - 1] = last;
 }
 
-/* The weights are right, but those of the last head are in the first one's place. */
+/* The weights are right, but the last head's are in place of the first one's. */
 static void mxd_attention_mx_broken(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d,
                                     float scale, float *scores, float *out) {
     size_t n = 0;
@@ -60,13 +60,13 @@ static void mxd_attention_mx_broken(const mxd_act *q, size_t heads, const mxd_sp
     if (heads > 1) memmove(scores, scores + (heads - 1) * n, n * sizeof *scores);
 }
 
-/* Not orthonormal. */
+/* It is not orthonormal. */
 static void mxd_hadamard_broken(float *x, size_t d) {
     ref.hadamard(x, d);
     for (size_t i = 0; i < d; i++) x[i] *= 2;
 }
 
-/* -128, which dot products of variants cannot have. */
+/* It writes -128, which the variants' dot products do not take. */
 static void mxd_store_mxint8_broken(const float *x, size_t d, uint8_t *row) {
     ref.store_mxint8(x, d, row);
     for (size_t i = 0; i < d; i++)
@@ -85,24 +85,25 @@ static void mxd_store_normal4_broken(const float *x, size_t d, uint8_t *row) {
     row[0] &= 0xf7;
 }
 
-/* Reads before the beginning. */
+/* It reads before the first element. */
 static void mxd_silu_mul_broken(const float *gate, const float *up, size_t n, float *out) {
     (void)*(const volatile float *)(gate - 1);
     ref.silu_mul(gate, up, n, out);
 }
 
-/* Reads behind the end. */
+/* It reads after the last element. */
 static void mxd_add_broken(float *x, const float *y, size_t n) {
     (void)*(const volatile float *)(y + n);
     ref.add(x, y, n);
 }
 
-/* Writes behind the end. */
+/* It writes after the last element. */
 static void mxd_to_f16_broken(const float *x, size_t n, uint16_t *out) {
     ref.to_f16(x, n, out);
     out[n] = 0;
 }
 
+/* It uses an instruction that the CPU lacks. */
 static void mxd_exp_weights_broken(const float *x, size_t n, float scale, float max, float *w) {
     ref.exp_weights(x, n, scale, max, w);
     if (n == 5) raise(SIGILL);
@@ -111,19 +112,6 @@ static void mxd_exp_weights_broken(const float *x, size_t n, float scale, float 
 void init_broken(mxd_kernels *k, mxd_kernel_names *n) {
     mxd_kernel_names names;
     mxd_kernels_init_ref(&ref, &names);
-    MXD_BIND(k, n, quantize, broken);
-    MXD_BIND(k, n, matmul_mxfp4, broken);
-    MXD_BIND(k, n, matmul_mxint8, broken);
-    MXD_BIND(k, n, rmsnorm, broken);
-    MXD_BIND(k, n, rope, broken);
-    MXD_BIND(k, n, attention, broken);
-    MXD_BIND(k, n, attention_mx, broken);
-    MXD_BIND(k, n, hadamard, broken);
-    MXD_BIND(k, n, store_mxint8, broken);
-    MXD_BIND(k, n, store_mxfp4, broken);
-    MXD_BIND(k, n, store_normal4, broken);
-    MXD_BIND(k, n, silu_mul, broken);
-    MXD_BIND(k, n, add, broken);
-    MXD_BIND(k, n, to_f16, broken);
-    MXD_BIND(k, n, exp_weights, broken);
+#define BIND(type, op) MXD_BIND(k, n, op, broken);
+    MXD_KERNELS(BIND)
 }

@@ -1,10 +1,10 @@
-/* Checks every kernel of every CPU level against the reference, bit by bit, and times it.
+/* Check every kernel of every CPU level against the reference, bit by bit, or time it.
  *
  *   check [-s SEED] [-n ITERATIONS] [-k KERNEL] [-b | -l] [LEVEL ...]
  *
- * Without LEVEL, all levels of this CPU. -b times instead of checking, -l lists what the levels bind. One line a kernel
- * and level; ends with 1 if any failed. Two levels only when named: "emulated-avx512", which is avx512 on any machine,
- * and "broken", which must fail in every kernel. */
+ * Without LEVEL: all levels of this CPU. -b times instead of checking, -l lists what the levels bind. Prints one line
+ * per kernel and level; exits with 1 if any failed. Two levels run only when named: "emulated-avx512", which is avx512
+ * on any machine, and "broken", which must fail in every kernel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ typedef struct level {
     mxd_kernel_names names;
 } level;
 
-static int overrides(const level *l, const op *o) {
+static bool overrides(const level *l, const op *o) {
     const char *ours = (const char *)&l->kernels + o->pointer_at, *ref = (const char *)&reference + o->pointer_at;
     return memcmp(ours, ref, sizeof(void (*)(void))) != 0;
 }
@@ -43,8 +43,8 @@ static void print_sizes(const op *o, const size_t *size) {
     for (int i = 0; i < MAX_SIZES && o->size_names[i]; i++) printf(" %s=%zu", o->size_names[i], size[i]);
 }
 
-/* Both sides start from the same random state, so they get the same inputs. */
-static int check_case(const level *l, const op *o, const size_t *size, style style, int at_end, uint64_t random,
+/* Run a case on both sides, which start from the same random state and so get the same inputs. */
+static bool check_case(const level *l, const op *o, const size_t *size, style style, bool at_end, uint64_t random,
                       char *problem, size_t cap) {
     trial ref = {.kernels = &reference, .size = size, .style = style, .at_end = at_end, .random = random};
     trial ours = ref;
@@ -54,33 +54,33 @@ static int check_case(const level *l, const op *o, const size_t *size, style sty
            same_buffers(&ref, &ours, problem, cap);
 }
 
-static int check_kernel(const level *l, const op *o) {
+static bool check_kernel(const level *l, const op *o) {
     char expected[64], problem[256];
     snprintf(expected, sizeof expected, "mxd_%s_%s", o->name, l->name);
     if (strcmp(bound_name(l, o), expected)) {
         printf("%-8s %-14s FAILED: is named %s, not %s\n", l->name, o->name, bound_name(l, o), expected);
-        return 0;
+        return false;
     }
     size_t cases = 0, size[MAX_SIZES] = {0};
     for (uint64_t s = seed; s < seed + iterations; s++)
         for (size_t index = 0; o->sizes(index, size); index++)
             for (int style = 0; style < STYLES; style++, cases++) {
-                int at_end = (index + (size_t)style) % 2; /* so every size meets both guards */
+                bool at_end = (index + (size_t)style) % 2; /* so that every size meets both guards */
                 uint64_t random = ((s * 1009 + (uint64_t)(o - OPS)) * 1000003 + index) * STYLES + (uint64_t)style;
                 if (check_case(l, o, size, style, at_end, random, problem, sizeof problem)) continue;
                 printf("%-8s %-14s FAILED at", l->name, o->name);
                 print_sizes(o, size);
-                printf(" input=%s guard=%s seed=%llu: %s\n", STYLE_NAMES[style], at_end ? "behind" : "before",
+                printf(" input=%s guard=%s seed=%llu: %s\n", STYLE_NAMES[style], at_end ? "after" : "before",
                        (unsigned long long)s, problem);
-                return 0;
+                return false;
             }
     printf("%-8s %-14s ok %zu cases\n", l->name, o->name, cases);
-    return 1;
+    return true;
 }
 
 static double nanoseconds(const mxd_kernels *kernels, const op *o, const size_t *size) {
     char problem[256];
-    trial t = {.kernels = kernels, .size = size, .style = PLAIN, .random = seed, .timed = 1};
+    trial t = {.kernels = kernels, .size = size, .style = PLAIN, .random = seed, .timed = true};
     if (!run_trial(o, &t, problem, sizeof problem)) {
         fprintf(stderr, "%s: %s\n", o->name, problem);
         exit(1);
@@ -97,7 +97,7 @@ static void bench_kernel(const level *l, const op *o) {
     }
 }
 
-/* Number of kernels that failed. */
+/* Return the number of kernels that failed. */
 static int run_level(const mxd_cpu_level *known) {
     if (!known->present || !known->present()) {
         printf("%-8s not on this CPU\n", known->name);
@@ -117,8 +117,8 @@ static int run_level(const mxd_cpu_level *known) {
     return failures;
 }
 
-static int always(void) {
-    return 1;
+static bool always(void) {
+    return true;
 }
 
 static const mxd_cpu_level *find_level(const char *name) {
@@ -132,10 +132,10 @@ static const mxd_cpu_level *find_level(const char *name) {
     return strcmp(name, BROKEN.name) ? NULL : &BROKEN;
 }
 
-static int known_kernel(const char *name) {
+static bool known_kernel(const char *name) {
     for (size_t i = 0; i < OP_COUNT; i++)
-        if (!strcmp(name, OPS[i].name)) return 1;
-    return 0;
+        if (!strcmp(name, OPS[i].name)) return true;
+    return false;
 }
 
 static _Noreturn void usage(const char *problem, const char *value) {

@@ -1,19 +1,18 @@
 #include "harness.h"
 
+#undef NDEBUG /* which some compilers define with -O3 */
 #include <assert.h>
-#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
-/* A region is [guard][room][guard]; multiples of any page size. Guards are wide so that a wrong stride hits them. */
+/* A region is [guard][room][guard], multiples of any page size. Guards are wide, so that a wrong stride hits them. */
 enum { ROOM = 1 << 20, GUARD = 1 << 20 };
 
-static uint8_t *regions[2][MAX_BUFFERS]; /* where the room starts */
+static uint8_t *regions[2][MAX_BUFFERS]; /* by side: where the room starts */
 static sigjmp_buf recovery;
 static void *volatile fault_address;
 
@@ -50,7 +49,7 @@ void *take(trial *t, const char *name, element type, size_t count) {
     assert(t->buffer_count < MAX_BUFFERS && bytes <= ROOM);
     uint8_t *room = regions[t->side][t->buffer_count];
     void *data = t->at_end ? room + ROOM - bytes : room;
-    /* All bits set is NaN, which no arithmetic hides; among NaN results it must be a number. */
+    /* All bits set is NaN, which no arithmetic hides; where results may be NaN, the poison must be a number. */
     memset(data, t->style == NONFINITE ? 0x88 : 0xff, bytes);
     t->buffers[t->buffer_count++] = (buffer){name, type, count, data};
     return data;
@@ -69,12 +68,6 @@ size_t pick(trial *t, size_t n) {
     return (size_t)(next_random(t) >> 32) % n;
 }
 
-static float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
 /* Magnitudes: zero, subnormals, the quantizer's threshold and largest step, f16's smallest, largest and first overflow,
  * exp's clamps, the largest numbers. */
 static const float EDGES[] = {
@@ -90,7 +83,7 @@ static float edge(trial *t) {
 
 static float finite_bits(trial *t) {
     uint32_t bits = (uint32_t)next_random(t);
-    return from_bits((bits & 0x7f800000u) == 0x7f800000u ? bits & 0x807fffffu : bits);
+    return from_bits((bits & F32_INFINITY) == F32_INFINITY ? bits & ~(uint32_t)F32_INFINITY : bits);
 }
 
 static float plain(trial *t) { /* uniform in [-4, 4) */
@@ -115,7 +108,7 @@ float random_f32(trial *t) {
 
 float *take_f32(trial *t, const char *name, size_t count) {
     float *x = take(t, name, F32, count);
-    int constant = t->style == EDGE && pick(t, 4) == 0, f16_ties = t->style == TIES && pick(t, 2);
+    bool constant = t->style == EDGE && pick(t, 4) == 0, f16_ties = t->style == TIES && pick(t, 2);
     float value = edge(t), unit = pick(t, 2) ? 1 : 0x1p-25f;
     for (size_t i = 0; i < count; i++)
         x[i] = constant ? value : f16_ties ? ((float)pick(t, 8191) - 4095) * unit : random_f32(t);
@@ -137,25 +130,28 @@ uint16_t *take_f16(trial *t, const char *name, size_t count) {
 
 /* ---- calls ---- */
 
-double seconds_now(void) {
+static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-int running(trial *t) {
+bool running(trial *t) {
     if (!t->timed) return t->calls++ == 0;
-    if (t->calls == 0) t->target = 1, t->started = seconds_now();
+    if (t->calls == 0) {
+        t->target = 1;
+        t->started = seconds_now();
+    }
     if (t->calls == t->target) {
         double elapsed = seconds_now() - t->started;
         if (elapsed >= 0.03) {
             t->seconds = elapsed / (double)t->calls;
-            return 0;
+            return false;
         }
         t->target *= 2;
     }
     t->calls++;
-    return 1;
+    return true;
 }
 
 static void describe_fault(const trial *t, int sig, char *problem, size_t cap) {
@@ -171,20 +167,20 @@ static void describe_fault(const trial *t, int sig, char *problem, size_t cap) {
         if (at < start)
             snprintf(problem, cap, "touched %s, %zu bytes before its first", b->name, (size_t)(start - at));
         else
-            snprintf(problem, cap, "touched %s, %zu bytes behind its last", b->name, (size_t)(at - end) + 1);
+            snprintf(problem, cap, "touched %s, %zu bytes after its last", b->name, (size_t)(at - end) + 1);
         return;
     }
     snprintf(problem, cap, "touched address %p", fault_address);
 }
 
-int run_trial(const op *o, trial *t, char *problem, size_t cap) {
+bool run_trial(const op *o, trial *t, char *problem, size_t cap) {
     int sig = sigsetjmp(recovery, 1);
     if (sig) {
         describe_fault(t, sig, problem, cap);
-        return 0;
+        return false;
     }
     o->run(t);
-    return 1;
+    return true;
 }
 
 /* ---- comparison ---- */
@@ -206,12 +202,12 @@ static double element_value(const buffer *b, size_t i) {
     }
 }
 
-/* NaN is one value: its bits are not specified. */
-static int same_element(const buffer *a, const buffer *b, size_t i) {
+/* Return whether element i is the same in both. All NaN are: their bits are not specified. */
+static bool same_element(const buffer *a, const buffer *b, size_t i) {
     return element_bits(a, i) == element_bits(b, i) || (isnan(element_value(a, i)) && isnan(element_value(b, i)));
 }
 
-int same_buffers(const trial *reference, const trial *variant, char *problem, size_t cap) {
+bool same_buffers(const trial *reference, const trial *variant, char *problem, size_t cap) {
     for (size_t n = 0; n < reference->buffer_count; n++) {
         const buffer *a = &reference->buffers[n], *b = &variant->buffers[n];
         if (!memcmp(a->data, b->data, a->count * element_size(a->type))) continue;
@@ -220,8 +216,8 @@ int same_buffers(const trial *reference, const trial *variant, char *problem, si
             int digits = 2 * (int)element_size(a->type);
             snprintf(problem, cap, "%s[%zu] is 0x%0*x (%.9g), must be 0x%0*x (%.9g)", a->name, i, digits,
                      element_bits(b, i), element_value(b, i), digits, element_bits(a, i), element_value(a, i));
-            return 0;
+            return false;
         }
     }
-    return 1;
+    return true;
 }

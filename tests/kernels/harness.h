@@ -1,23 +1,20 @@
-/* A trial: one call of one kernel, with its buffers between guard pages. A check makes two trials of the same case,
- * one with the reference and one with a variant, and compares every buffer bit by bit. */
+/* A trial: one call of one kernel, with its buffers between guard pages. A check runs the same case twice, once with
+ * the reference and once with a variant, and compares every buffer bit by bit. */
 #ifndef HARNESS_H
 #define HARNESS_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include "../../runtime/kernels/kernels.h"
+#include "../../runtime/kernels/level.h"
 
 enum { MAX_SIZES = 5, MAX_BUFFERS = 12, MAX_BENCH = 4 };
 
 typedef enum element { U8, I8, I16, F16, F32 } element;
 
-/* What inputs look like. */
+/* The look of inputs. */
 typedef enum style {
     PLAIN,     /* values of a model */
     WIDE,      /* any sign and magnitude, all scale codes */
     TIES,      /* halfway between two roundings; integers at their extremes */
-    EDGE,      /* zeros, subnormals, the largest numbers, thresholds of the kernels; half of it any finite bits */
+    EDGE,      /* zeros, subnormals, the largest numbers, thresholds of the kernels; half of them any finite bits */
     NONFINITE, /* WIDE with NaN and Inf */
     STYLES
 } style;
@@ -33,10 +30,10 @@ typedef struct trial {
     const mxd_kernels *kernels;
     const size_t *size; /* MAX_SIZES numbers, which the op names */
     style style;
-    int side;           /* 0 or 1: which set of regions */
-    int at_end;         /* buffers end, else begin, at a guard page */
-    int timed;          /* call until the time is known */
-    uint64_t random;    /* state of the generator */
+    int side;        /* 0 or 1: which set of regions */
+    bool at_end;     /* buffers end at a guard page, else they begin at one */
+    bool timed;      /* call until the time is known */
+    uint64_t random; /* state of the generator */
     buffer buffers[MAX_BUFFERS];
     size_t buffer_count;
     uint64_t calls, target;
@@ -47,8 +44,8 @@ typedef struct op {
     const char *name;
     size_t pointer_at, name_at; /* in mxd_kernels and mxd_kernel_names */
     const char *size_names[MAX_SIZES];
-    /* The index-th combination of sizes to check; 0 behind the last. */
-    int (*sizes)(size_t index, size_t size[MAX_SIZES]);
+    /* Write combination number `index` of sizes to check; return false after the last. */
+    bool (*sizes)(size_t index, size_t size[MAX_SIZES]);
     size_t bench[MAX_BENCH][MAX_SIZES]; /* sizes to time, ended by a zero */
     /* Make the buffers of a trial and call the kernel `while (running(t))`. */
     void (*run)(trial *t);
@@ -60,27 +57,27 @@ extern const size_t OP_COUNT;
 /* The level avx512 in plain C, for machines that lack it (avx512_emulated.c). */
 void init_emulated_avx512(mxd_kernels *k, mxd_kernel_names *n);
 
-/* A level whose kernels are all wrong, each in its own way: proof that the harness sees it. */
+/* A level whose kernels are all wrong, each in its own way: proof that the harness notices. */
 void init_broken(mxd_kernels *k, mxd_kernel_names *n);
 
-/* Map the regions that buffers live in, and catch what a kernel does to their guards. */
+/* Map the regions that hold buffers, and catch accesses to their guards. */
 void harness_init(void);
 
-/* Buffers, to be taken in the same order in every trial of an op. `name` is the parameter's. */
-void *take(trial *t, const char *name, element type, size_t count); /* output: filled with poison */
-float *take_f32(trial *t, const char *name, size_t count); /* inputs: filled by style */
+/* Take a buffer for the parameter `name`, in the same order in every trial of an op. `take` is for outputs and fills
+ * with poison; the others are for inputs and fill by style. */
+void *take(trial *t, const char *name, element type, size_t count);
+float *take_f32(trial *t, const char *name, size_t count);
 uint16_t *take_f16(trial *t, const char *name, size_t count);
 
 uint64_t next_random(trial *t);
-size_t pick(trial *t, size_t n); /* uniform in 0 .. n-1 */
+size_t pick(trial *t, size_t n); /* uniform over 0 .. n-1 */
 float random_f32(trial *t);
 
-/* True once; in a timed trial, until enough calls were made. */
-int running(trial *t);
-double seconds_now(void);
+/* Return true once; in a timed trial, until there were enough calls. */
+bool running(trial *t);
 
-/* Both return 0 and describe the fault in `problem` if there is one. */
-int run_trial(const op *o, trial *t, char *problem, size_t cap);
-int same_buffers(const trial *reference, const trial *variant, char *problem, size_t cap);
+/* Both return whether all is well; if not, they describe the fault in `problem`. */
+bool run_trial(const op *o, trial *t, char *problem, size_t cap);
+bool same_buffers(const trial *reference, const trial *variant, char *problem, size_t cap);
 
 #endif

@@ -1,9 +1,5 @@
-/* The kernels: sizes to check and to time, buffers, and the call. */
+/* For each kernel: sizes to check and to time, buffers, and the call. */
 #include "harness.h"
-
-#include <math.h>
-
-enum { BLOCK = 32, TILE = 16, FP4_BYTES = 272, INT8_BYTES = 528 };
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -12,17 +8,16 @@ static const size_t WIDTHS[] = {32, 64, 96, 160, 576, 1536};
 
 /* ---- quantized products ---- */
 
-/* Every number of rows with every width, but many rows only with narrow ones: the reference is slow. */
-static int row_sizes(size_t index, size_t *size) {
+/* Combine every number of rows with every width, but many rows only with narrow ones: the reference is slow. */
+static bool row_sizes(size_t index, size_t *size) {
     size[0] = ROWS[index % COUNT(ROWS)];
     size[1] = WIDTHS[index / COUNT(ROWS) % COUNT(WIDTHS)];
     if (size[0] > 9 && size[1] > 160) size[1] = 160;
     return index < COUNT(ROWS) * COUNT(WIDTHS);
 }
 
-/* The last size of the quantized operations: digits of the activations. */
-static int quantize_sizes(size_t index, size_t *size) {
-    int more = row_sizes(index / 2, size);
+static bool quantize_sizes(size_t index, size_t *size) { /* rows, k, ldx, digits */
+    bool more = row_sizes(index / 2, size);
     size[2] = size[1] + TILE * (index / 2 % 3);
     size[3] = 1 + index % 2;
     return more;
@@ -39,10 +34,10 @@ static void run_quantize(trial *t) {
     while (running(t)) t->kernels->quantize(x, ldx, rows, k, &out);
 }
 
-/* Elements are random bits in most styles: every nibble, and -128 of int8, which the reader does not refuse. In TIES a
- * block repeats one extreme, for the largest dot products. */
+/* Take tiles of weights. Elements are random bits in most styles: every nibble, and int8 down to -128, which the bundle
+ * reader does not refuse. In TIES a block repeats one extreme, for the largest dot products. */
 static uint8_t *take_tiles(trial *t, const char *name, size_t blocks, size_t block_bytes) {
-    static const uint8_t CODES[] = {0, 1, 2, 126, 127, 128, 253, 254}; /* 255 is refused by the reader */
+    static const uint8_t CODES[] = {0, 1, 2, 126, 127, 128, 253, 254}; /* the bundle reader refuses 255 */
     static const uint8_t EXTREMES[] = {0x77, 0xff, 0xf7, 0x7f, 0x80, 0x81}; /* +-6 in nibbles, +-127 and -128 */
     uint8_t *w = take(t, name, U8, blocks * block_bytes), extreme = 0;
     for (size_t i = 0; i < blocks * block_bytes; i++) {
@@ -57,7 +52,7 @@ static uint8_t *take_tiles(trial *t, const char *name, size_t blocks, size_t blo
     return w;
 }
 
-/* Activations as quantize makes them: digits within +-127; s from 2^-115 up, or 0 or NaN with zeros in the digits. */
+/* Take activations as quantize makes them: digits within +-127; s from 2^-115 up, or 0 or NaN if all digits are 0. */
 static mxd_act take_act(trial *t, size_t rows, size_t k, int digits) {
     size_t blocks = rows * (k / BLOCK);
     mxd_act x;
@@ -65,9 +60,10 @@ static mxd_act take_act(trial *t, size_t rows, size_t k, int digits) {
     x.lo = digits == 2 ? take(t, "lo", I8, rows * k) : NULL;
     x.s = take(t, "s", F32, blocks);
     x.bias = take(t, "bias", I16, blocks * (size_t)digits * 2);
-    int modest = t->style == PLAIN || t->style == TIES;
+    bool modest = t->style == PLAIN || t->style == TIES;
     for (size_t b = 0; b < blocks; b++) {
-        int empty = pick(t, 16) == 0, exponent = modest ? (int)pick(t, 8) - 10 : (int)pick(t, 236) - 115;
+        bool empty = pick(t, 16) == 0;
+        int exponent = modest ? (int)pick(t, 8) - 10 : (int)pick(t, 236) - 115;
         float mantissa = 1 + (float)pick(t, 1 << 23) * 0x1p-23f;
         x.s[b] = !empty ? ldexpf(mantissa, exponent) : t->style == NONFINITE ? NAN : 0;
         int16_t *bias = x.bias + b * (size_t)digits * 2;
@@ -86,15 +82,15 @@ static mxd_act take_act(trial *t, size_t rows, size_t k, int digits) {
     return x;
 }
 
-static int matmul_sizes(size_t index, size_t *size) { /* rows, K, tiles, planes, digits */
-    int more = row_sizes(index / 4, size);
+static bool matmul_sizes(size_t index, size_t *size) { /* rows, K, tiles, planes, digits */
+    bool more = row_sizes(index / 4, size);
     size[2] = size[0] * size[1] > 5000 ? 1 : 1 + index / 4 % 5;
     size[3] = 1 + index % 2;
     size[4] = 1 + index / 2 % 2;
     return more;
 }
 
-static int one_plane_sizes(size_t index, size_t *size) {
+static bool one_plane_sizes(size_t index, size_t *size) {
     return matmul_sizes(2 * index, size);
 }
 
@@ -118,20 +114,25 @@ static void run_matmul_mxint8(trial *t) {
 
 /* ---- vectors ---- */
 
-static int width_sizes(size_t index, size_t *size) { /* multiples of 32 */
+static bool width_sizes(size_t index, size_t *size) { /* multiples of 32 */
     size[0] = index < COUNT(WIDTHS) ? WIDTHS[index] : 32 * (index + 1);
     return index < 20;
 }
 
-static int any_sizes(size_t index, size_t *size) {
+static bool any_sizes(size_t index, size_t *size) {
     size[0] = index < 70 ? index + 1 : 577;
     return index <= 70;
 }
 
+static bool rmsnorm_sizes(size_t index, size_t *size) { /* n, whether y is x */
+    size[1] = index % 2;
+    return width_sizes(index / 2, size);
+}
+
 static void run_rmsnorm(trial *t) {
     size_t n = t->size[0];
-    const float *x = take_f32(t, "x", n), *w = take_f32(t, "w", n);
-    float *y = take(t, "y", F32, n), *sum = take(t, "returned sum", F32, 1);
+    float *x = take_f32(t, "x", n), *y = t->size[1] ? x : take(t, "y", F32, n);
+    float *w = take_f32(t, "w", n), *sum = take(t, "returned sum", F32, 1);
     while (running(t)) *sum = t->kernels->rmsnorm(x, w, n, 1e-5f, y);
 }
 
@@ -165,7 +166,7 @@ static void run_exp_weights(trial *t) {
 
 /* ---- heads ---- */
 
-static int rope_sizes(size_t index, size_t *size) { /* head sizes are even, at most 256 */
+static bool rope_sizes(size_t index, size_t *size) { /* head sizes are even, at most 256 */
     size[0] = 2 * (index + 1);
     return size[0] <= 256;
 }
@@ -177,7 +178,7 @@ static void run_rope(trial *t) {
     while (running(t)) t->kernels->rope(x, c, s, d);
 }
 
-static int attention_sizes(size_t index, size_t *size) {
+static bool attention_sizes(size_t index, size_t *size) {
     static const size_t HEADS[] = {2, 32, 40, 48, 64, 80, 96, 128, 256};
     size[0] = index < 120 ? 1 + index / 3 : 300; /* 1 .. 40 with three heads each, 300 with all */
     size[1] = HEADS[index % COUNT(HEADS)];
@@ -196,9 +197,9 @@ static void run_attention(trial *t) {
 
 /* ---- quantized rows ---- */
 
-static int block_heads(size_t index, size_t *size) { /* multiples of 32 */
+static bool block_heads(size_t index, size_t *size) { /* multiples of 32, several inputs each */
     size[0] = BLOCK * (index % 8 + 1);
-    return index < 64; /* several inputs each */
+    return index < 64;
 }
 
 static void run_hadamard(trial *t) {
@@ -207,36 +208,34 @@ static void run_hadamard(trial *t) {
     while (running(t)) t->kernels->hadamard(x, d);
 }
 
-static void run_store_mxint8(trial *t) {
+static void run_store(trial *t, mxd_store_fn *store, mxd_row_format format) {
     size_t d = t->size[0];
     const float *x = take_f32(t, "x", d);
-    uint8_t *row = take(t, "row", U8, mxd_row_bytes(MXD_ROW_MXINT8, d));
-    while (running(t)) t->kernels->store_mxint8(x, d, row);
+    uint8_t *row = take(t, "row", U8, mxd_row_bytes(format, d));
+    while (running(t)) store(x, d, row);
+}
+
+static void run_store_mxint8(trial *t) {
+    run_store(t, t->kernels->store_mxint8, MXD_ROW_MXINT8);
 }
 
 static void run_store_mxfp4(trial *t) {
-    size_t d = t->size[0];
-    const float *x = take_f32(t, "x", d);
-    uint8_t *row = take(t, "row", U8, mxd_row_bytes(MXD_ROW_MXFP4, d));
-    while (running(t)) t->kernels->store_mxfp4(x, d, row);
+    run_store(t, t->kernels->store_mxfp4, MXD_ROW_MXFP4);
 }
 
 static void run_store_normal4(trial *t) {
-    size_t d = t->size[0];
-    const float *x = take_f32(t, "x", d);
-    uint8_t *row = take(t, "row", U8, mxd_row_bytes(MXD_ROW_NORMAL4, d));
-    while (running(t)) t->kernels->store_normal4(x, d, row);
+    run_store(t, t->kernels->store_normal4, MXD_ROW_NORMAL4);
 }
 
-/* Rows as the stores make them: no -128; a faulty block is one of zeros. In TIES a block repeats one extreme. */
+/* Take rows as the stores make them: no -128, and zeros in a faulty block. In TIES a block repeats one extreme. */
 static uint8_t *take_rows(trial *t, const char *name, mxd_row_format format, size_t n, size_t d) {
     size_t bytes = mxd_row_bytes(format, d), blocks = d / BLOCK, block = (bytes - blocks) / blocks;
     uint8_t *rows = take(t, name, U8, n * bytes);
-    int modest = t->style == PLAIN || t->style == TIES;
+    bool modest = t->style == PLAIN || t->style == TIES;
     for (size_t j = 0; j < n * blocks; j++) {
         uint8_t *row = rows + j / blocks * bytes, *elements = row + j % blocks * block;
         uint8_t extreme = (uint8_t)(format != MXD_ROW_MXINT8 ? (pick(t, 2) ? 0x77 : 0xff) : pick(t, 2) ? 127 : 129);
-        int fault = t->style == NONFINITE && pick(t, 64) == 0;
+        bool fault = t->style == NONFINITE && pick(t, 64) == 0;
         for (size_t i = 0; i < block; i++) {
             uint8_t any = (uint8_t)next_random(t);
             if (format == MXD_ROW_MXINT8 && any == 128) any = 0;
@@ -248,8 +247,8 @@ static uint8_t *take_rows(trial *t, const char *name, mxd_row_format format, siz
     return rows;
 }
 
-/* n of three spans, d, heads; the first two may be empty, the last ones are long in every format. */
-static int attention_mx_sizes(size_t index, size_t *size) {
+/* Lengths of three spans, of which the first two may be empty; d; heads. The last cases are long, in every format. */
+static bool attention_mx_sizes(size_t index, size_t *size) {
     size[0] = index >= 100 ? index - 100 : index % 3 ? index % 19 : 0;
     size[1] = index % 5 ? index % 23 : 0;
     size[2] = index < 100 ? 1 + index % 17 : 150;
@@ -262,7 +261,7 @@ static void run_attention_mx(trial *t) {
     static const mxd_row_format FORMATS[3] = {MXD_ROW_MXINT8, MXD_ROW_NORMAL4, MXD_ROW_MXFP4};
     static const char *const NAMES[3][2] = {{"core keys", "core values"}, {"far keys", "far values"}, {"k", "v"}};
     size_t d = t->size[3], heads = t->size[4], count = 0, n = 0;
-    size_t turn = t->size[0] % 3; /* each format in each place */
+    size_t turn = t->size[0] % 3; /* every format in every place */
     mxd_span spans[3];
     mxd_act q = take_act(t, heads, d, 1);
     for (size_t s = 0; s < 3; s++) {
@@ -297,7 +296,7 @@ const op OPS[] = {
      one_plane_sizes,
      {{1, 576, 96, 1, 1}, {4, 576, 96, 1, 1}, {8, 576, 96, 1, 1}, {1, 576, 96, 1, 2}},
      run_matmul_mxint8},
-    {OP(rmsnorm), {"n"}, width_sizes, {{576}}, run_rmsnorm},
+    {OP(rmsnorm), {"n", "in_place"}, rmsnorm_sizes, {{576, 0}}, run_rmsnorm},
     {OP(rope), {"d"}, rope_sizes, {{64}}, run_rope},
     {OP(attention), {"n", "d", "heads"}, attention_sizes, {{64, 64, 3}, {512, 64, 3}}, run_attention},
     {OP(attention_mx),

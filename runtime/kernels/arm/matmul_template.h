@@ -1,14 +1,17 @@
-/* Matrix products of a NEON level, around its `dots`. Included once by each level's file, with these defined:
+/* This file is a template: the matrix products of a NEON level, around its `dots`. The level's file includes it once,
+ * with these defined:
  *
  *   TARGET              attribute of every function
- *   MATMUL(format)      name of a product
- *   FEW_UNITS, UNITS    most digit rows in one pass over packed, and over decoded weights: powers of two
- *   VECTORS             of 4 rows of the tile in one pass over decoded weights: 2 or 4
- *   dots(form, w, q, units, v0, V, d)   d[u][v] = dot products of digit row q[u] with rows 4*(v0+v) .. 4*(v0+v)+3 of
- *                       the block whose elements are at w, v < V; inlined with form, units, v0 and V as constants
- *   OWN_STRIPS          only where the level has a decoded_block, decode_block and walk_strip of its own */
+ *   KERNEL(op)          name of a kernel
+ *   FEW_UNITS, UNITS    most digit rows in one pass over packed and over decoded weights: powers of two
+ *   VECTORS             how many vectors (4 rows of the tile) one pass over decoded weights takes: 2 or 4
+ *   dots(form, w, q, units, v0, V, d)
+ *                       d[u][v] = dot products of digit row q[u] with rows 4*(v0+v) .. 4*(v0+v)+3 of the block whose
+ *                       elements are at w, for v < V; inlined with form, units, v0 and V as constants
+ *   OWN_STRIPS          only if the level has a decoded_block, decode_block and walk_strip of its own */
 
-/* acc[r][v] = fma(dot, scale[v] * (s * unit), acc[r][v]) for R activation rows and V vectors of the tile from v0. */
+/* Add a block's products: acc[r][v] = fma(dot, scale[v] * (s * unit), acc[r][v]) for R activation rows and V vectors of
+ * the tile from v0 on. */
 INLINE TARGET void multiply_block(elements form, const uint8_t *w, const float32x4_t *scale, float unit,
                                   const some_rows *x, int R, int digits, int v0, int V, float32x4_t (*acc)[4]) {
     const int8_t *q[UNITS];
@@ -29,7 +32,7 @@ INLINE TARGET void multiply_block(elements form, const uint8_t *w, const float32
 
 /* ---- few rows: weights are decoded as they are used ---- */
 
-/* R activation rows from m through one tile. */
+/* Multiply R activation rows, from row m on, by one tile. */
 INLINE TARGET void few_rows(elements form, const uint8_t *const tile[2], int planes, size_t nblocks, const mxd_act *x,
                             size_t m, int R, int digits, float *y, size_t ldy) {
     float32x4_t acc[UNITS][4];
@@ -41,7 +44,7 @@ INLINE TARGET void few_rows(elements form, const uint8_t *const tile[2], int pla
             const uint8_t *block = tile[p] + b * (form == PACKED ? FP4_BYTES : INT8_BYTES);
             float32x4_t scale[4];
             load_scales(block, scale);
-            multiply_block(form, block + TILE, scale, form == PACKED ? 0.5f : 0.015625f, &rows, R, digits, 0, 4, acc);
+            multiply_block(form, block + TILE, scale, unit_of(form), &rows, R, digits, 0, 4, acc);
         }
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < 4; v++) vst1q_f32(y + (size_t)r * ldy + 4 * v, acc[r][v]);
@@ -60,7 +63,7 @@ enum { STRIP = 16 }; /* blocks */
 
 INLINE TARGET void decode_block(elements form, const uint8_t *block, decoded_block *out) {
     load_scales(block, out->scale);
-    UNROLL for (int v = 0; v < 4; v++) out->scale[v] = vmulq_n_f32(out->scale[v], form == PACKED ? 0.5f : 0.015625f);
+    UNROLL for (int v = 0; v < 4; v++) out->scale[v] = vmulq_n_f32(out->scale[v], unit_of(form));
     UNROLL for (int pair = 0; pair < 4; pair++)
         UNROLL for (int v = 0; v < 4; v++) {
             int8x16x2_t bytes = load_pair(form, block + TILE, pair, v);
@@ -69,7 +72,7 @@ INLINE TARGET void decode_block(elements form, const uint8_t *block, decoded_blo
         }
 }
 
-/* Add the products of R rows with a strip to their y; VECTORS of the tile at a time, so that their accumulators stay in
+/* Add the products of R rows with a strip to their y, VECTORS of the tile at a time, so that their accumulators stay in
  * registers. */
 INLINE TARGET void strip_rows(elements form, const decoded_block *strip, int planes, size_t blocks, some_rows first,
                               int R, int digits, float *y, size_t ldy) {
@@ -87,7 +90,7 @@ INLINE TARGET void strip_rows(elements form, const decoded_block *strip, int pla
     }
 }
 
-/* Add the products of all rows with `blocks` blocks of a tile, the first of which is number b, to their y. */
+/* Add the products of all rows with a strip, blocks b .. b + blocks - 1 of a tile, to their y. */
 INLINE TARGET void walk_strip(elements form, const decoded_block *strip, int planes, size_t blocks, const mxd_act *x,
                               size_t nblocks, size_t b, size_t rows, int digits, float *y, size_t ldy) {
     size_t m = 0;
@@ -95,7 +98,10 @@ INLINE TARGET void walk_strip(elements form, const decoded_block *strip, int pla
     strip_rows(form == PACKED ? DECODED : form, strip, planes, blocks, rows_at(x, nblocks, m, b), n, digits,     \
                y + m * ldy, ldy)
     for (; m + UNITS / digits <= rows; m += UNITS / digits) ROWS(UNITS / digits);
-    if (UNITS / digits > 2 && rows - m >= 2) ROWS(2), m += 2;
+    if (UNITS / digits > 2 && rows - m >= 2) {
+        ROWS(2);
+        m += 2;
+    }
     if (rows - m) ROWS(1);
 #undef ROWS
 }
@@ -117,7 +123,7 @@ INLINE TARGET void many_rows(elements form, const uint8_t *const tile[2], int pl
     }
 }
 
-/* Tile by tile: a tile's weights stay in the first-level cache for all rows. */
+/* Multiply tile by tile: a tile's weights stay in the first-level cache for all rows. */
 INLINE TARGET void matmul(elements form, const uint8_t *const plane[2], int planes, size_t nblocks, size_t ntiles,
                           const mxd_act *x, size_t rows, int digits, float *y, size_t ldy) {
     const size_t tile_bytes = nblocks * (form == PACKED ? FP4_BYTES : INT8_BYTES);
@@ -133,8 +139,8 @@ INLINE TARGET void matmul(elements form, const uint8_t *const plane[2], int plan
     }
 }
 
-TARGET static void MATMUL(mxfp4)(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                                 const mxd_act *x, size_t rows, float *y, size_t ldy) {
+TARGET static void KERNEL(matmul_mxfp4)(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                        const mxd_act *x, size_t rows, float *y, size_t ldy) {
     const uint8_t *const plane[2] = {base, residual};
     const mxd_act act = *x; /* a copy that no store can alias */
     if (x->lo && residual) matmul(PACKED, plane, 2, nblocks, ntiles, &act, rows, 2, y, ldy);
@@ -143,8 +149,8 @@ TARGET static void MATMUL(mxfp4)(const uint8_t *base, const uint8_t *residual, s
     else matmul(PACKED, plane, 1, nblocks, ntiles, &act, rows, 1, y, ldy);
 }
 
-TARGET static void MATMUL(mxint8)(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                                  const mxd_act *x, size_t rows, float *y, size_t ldy) {
+TARGET static void KERNEL(matmul_mxint8)(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
+                                         const mxd_act *x, size_t rows, float *y, size_t ldy) {
     const uint8_t *const plane[2] = {base, residual};
     const mxd_act act = *x; /* a copy that no store can alias */
     if (x->lo) matmul(INT8, plane, 1, nblocks, ntiles, &act, rows, 2, y, ldy);

@@ -1,15 +1,14 @@
-/* NEON with the dot product extension (armv8.2-a, Cortex-A76: Pi 5). Only this file may use it. */
+/* NEON with the dot product extension (armv8.2-a: Cortex-A76, Pi 5). Only this file and neon_i8mm.c may use it. */
 #include "neon.h"
 
 #if defined(__aarch64__)
 
 #define TARGET __attribute__((target("dotprod")))
+#define KERNEL(op) mxd_##op##_dotprod
 enum { FEW_UNITS = 4, UNITS = 4, VECTORS = 2 };
 
-#include "neon_dotprod.h"
-
-#define MATMUL(format) mxd_matmul_##format##_dotprod
-#include "neon_matmul.h"
+#include "dotprod_template.h"
+#include "matmul_template.h"
 
 /* Assembler for the same reason as DOT. */
 INLINE TARGET int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
@@ -19,8 +18,7 @@ INLINE TARGET int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
     return sum;
 }
 
-#define ATTENTION_MX mxd_attention_mx_dotprod
-#include "neon_attention_mx.h"
+#include "mx_blocks_template.h"
 
 void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, dotprod);
@@ -28,6 +26,4 @@ void mxd_kernels_init_dotprod(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, attention_mx, dotprod);
 }
 
-#else
-typedef int mxd_dotprod_not_on_this_architecture;
 #endif

@@ -1,7 +1,10 @@
-/* dots (neon_matmul.h) by the dot product extension, for the levels that have it. TARGET is their attribute. */
+/* This file is a template: `dots` (matmul_template.h) by the dot product extension. The file of a level that has the
+ * extension includes it once, with these defined:
+ *
+ *   TARGET   attribute of every function
+ *   UNITS    most digit rows in one pass */
 
-/* vdotq_laneq_s32 that stays where it is: left to itself, the compiler moves these so far that it spills
- * accumulators. */
+/* vdotq_laneq_s32 that stays where it is: on its own, the compiler moves these so far that it spills accumulators. */
 #define DOT(d, w, q, lane) __asm__ volatile("sdot %0.4s, %1.16b, %2.4b[" #lane "]" : "+w"(d) : "w"(w), "w"(q))
 
 INLINE TARGET void dots(elements form, const uint8_t *w, const int8_t *const q[UNITS], int units, int v0, int V,

@@ -1,13 +1,15 @@
-/* NEON with 8-bit matrix products (armv8.6-a i8mm, beside dotprod: Cortex-A510, A710, Neoverse V1). Only this file
- * may use them. Few rows go as at the dotprod level; many rows in pairs, since smmla multiplies 2 x 8 with 8 x 2 numbers. */
+/* NEON with 8-bit matrix products and dot products (armv8.6-a i8mm: Cortex-A510, A710, Neoverse V1). Only this file may
+ * use i8mm. A few rows are multiplied as at the dotprod level; many rows in pairs, since smmla multiplies 2 x 8 by 8 x
+ * 2 numbers. */
 #include "neon.h"
 
 #if defined(__aarch64__)
 
 #define TARGET __attribute__((target("dotprod,i8mm")))
+#define KERNEL(op) mxd_##op##_i8mm
 enum { FEW_UNITS = 4, UNITS = 4 };
 
-#include "neon_dotprod.h"
+#include "dotprod_template.h"
 
 /* Element j of every array: rows 2j and 2j+1 of the tile. */
 typedef struct decoded_block {
@@ -21,7 +23,7 @@ INLINE TARGET void decode_block(elements form, const uint8_t *block, decoded_blo
     float32x4_t scale[4];
     load_scales(block, scale);
     UNROLL for (int v = 0; v < 4; v++) {
-        float64x2_t s = vreinterpretq_f64_f32(vmulq_n_f32(scale[v], form == PACKED ? 0.5f : 0.015625f));
+        float64x2_t s = vreinterpretq_f64_f32(vmulq_n_f32(scale[v], unit_of(form)));
         out->scale[2 * v] = vreinterpretq_f32_f64(vdupq_laneq_f64(s, 0));
         out->scale[2 * v + 1] = vreinterpretq_f32_f64(vdupq_laneq_f64(s, 1));
         UNROLL for (int pair = 0; pair < 4; pair++) {
@@ -33,7 +35,7 @@ INLINE TARGET void decode_block(elements form, const uint8_t *block, decoded_blo
     }
 }
 
-/* Two rows of digits, 8 columns of one and then of the other. */
+/* Interleave two rows of digits: 8 columns of one, then of the other. */
 INLINE TARGET void pair_digits(const int8_t *a, const int8_t *b, int8x16_t out[4]) {
     UNROLL for (int half = 0; half < 2; half++) {
         int64x2_t left = vreinterpretq_s64_s8(vld1q_s8(a + 16 * half));
@@ -46,7 +48,8 @@ INLINE TARGET void pair_digits(const int8_t *a, const int8_t *b, int8x16_t out[4
 /* vmmlaq_s32 that stays where it is, as DOT does. */
 #define PAIR_DOT(d, q, w) __asm__ volatile("smmla %0.4s, %1.16b, %2.16b" : "+w"(d) : "w"(q), "w"(w))
 
-/* acc[p][j] of P pairs of activation rows `step` rows apart (0: a row with itself), tile rows 2*(j0+j), 2*(j0+j)+1. */
+/* Add a block's products to acc[p][j], for P pairs of activation rows `step` rows apart (0: a row with itself) and tile
+ * rows 2*(j0+j), 2*(j0+j)+1. */
 INLINE TARGET void multiply_pairs(const decoded_block *w, const some_rows *x, int P, size_t step, int digits, int j0,
                                   float32x4_t acc[2][VECTORS]) {
     int32x4_t d[2][2][VECTORS];
@@ -111,14 +114,11 @@ INLINE TARGET void walk_strip(elements form, const decoded_block *strip, int pla
 }
 
 #define OWN_STRIPS
-#define MATMUL(format) mxd_matmul_##format##_i8mm
-#include "neon_matmul.h"
+#include "matmul_template.h"
 
 void mxd_kernels_init_i8mm(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, i8mm);
     MXD_BIND(k, n, matmul_mxint8, i8mm);
 }
 
-#else
-typedef int mxd_i8mm_not_on_this_architecture;
 #endif

@@ -1,20 +1,18 @@
-/* AVX2 + FMA + F16C variants. Bound only where CPUID reports all three (src/cpu.c). */
-#include "kernels.h"
+/* AVX2 with FMA and F16C. Bound only where CPUID reports all three (src/cpu.c). */
+#include "../level.h"
 
 #if defined(__x86_64__)
 
 #include <immintrin.h>
-#include <math.h>
-#include <string.h>
 
-#define UNROLL _Pragma("GCC unroll 8")
-#define AVX2 __attribute__((target("avx2,fma,f16c")))
-#define INLINE static inline __attribute__((always_inline, target("avx2,fma,f16c")))
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define INLINE TARGET static inline __attribute__((always_inline))
+#define KERNEL(op) mxd_##op##_avx2
+#define VECTOR __m256
+#define INTEGERS __m256i
+enum { LANES = 8 };
 
-enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
-enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
-
-/* lane i += i+8, then +4, +2, +1: the canonical tree of 16 lanes held as two vectors. */
+/* Reduce 16 lanes, held as two vectors, in the canonical order: lane i += i+8, then +4, +2, +1. */
 INLINE float reduce16(__m256 lo, __m256 hi) {
     __m256 s8 = _mm256_add_ps(lo, hi);
     __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
@@ -22,74 +20,16 @@ INLINE float reduce16(__m256 lo, __m256 hi) {
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-/* 32 integers of -127..127 to bytes, and their bias. Packs interleave the 128-bit halves, the permutation puts them
- * back in order. */
-INLINE void store_digits(int8_t *out, int16_t *bias, const __m256i v[4]) {
-    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
-    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256((__m256i *)(void *)out, bytes);
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(MXD_E2M1_BIAS), bytes);
-    __m128i sums = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
-    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
-    int32_t both = _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sums));
-    memcpy(bias, &both, 4);
-}
-
-/* 254 * d */
+/* Return 254 * d. */
 INLINE __m256i times_digit(__m256i d) {
     return _mm256_sub_epi32(_mm256_slli_epi32(d, 8), _mm256_slli_epi32(d, 1));
 }
 
-AVX2 static void mxd_quantize_avx2(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    const float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
-    for (size_t m = 0; m < rows; m++) {
-        for (size_t b = 0; b < k / BLOCK; b++) {
-            const float *v = x + m * ldx + b * BLOCK;
-            size_t at = m * (k / BLOCK) + b;
-            int16_t *bias = out->bias + at * (out->lo ? 4 : 2);
-            __m256 in[4];
-            __m256i amax8 = _mm256_setzero_si256();
-            for (int i = 0; i < 4; i++) {
-                in[i] = _mm256_loadu_ps(v + 8 * i);
-                amax8 = _mm256_max_epu32(amax8, _mm256_castps_si256(_mm256_and_ps(in[i], magnitude)));
-            }
-            __m128i amax4 = _mm_max_epu32(_mm256_castsi256_si128(amax8), _mm256_extracti128_si256(amax8, 1));
-            amax4 = _mm_max_epu32(amax4, _mm_shuffle_epi32(amax4, 0x4e));
-            amax4 = _mm_max_epu32(amax4, _mm_shuffle_epi32(amax4, 0xb1));
-            int fault = (uint32_t)_mm_cvtsi128_si32(amax4) >= 0x7f800000u;
-            float largest = _mm_cvtss_f32(_mm_castsi128_ps(amax4));
-            if (fault || largest < MXD_ACT_TINY) {
-                memset(out->q + at * BLOCK, 0, BLOCK);
-                if (out->lo) memset(out->lo + at * BLOCK, 0, BLOCK);
-                out->s[at] = fault ? NAN : 0;
-                memset(bias, 0, out->lo ? 8 : 4);
-                continue;
-            }
-            __m256 upscale = _mm256_set1_ps(steps / largest);
-            __m256i value[4], high[4];
-            for (int i = 0; i < 4; i++) value[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], upscale));
-            if (out->lo) {
-                for (int i = 0; i < 4; i++) {
-                    __m256 quotient = _mm256_mul_ps(_mm256_cvtepi32_ps(value[i]), _mm256_set1_ps(1.0f / MXD_ACT_DIGIT));
-                    high[i] = _mm256_cvtps_epi32(quotient);
-                    value[i] = _mm256_sub_epi32(value[i], times_digit(high[i]));
-                }
-                store_digits(out->q + at * BLOCK, bias, high);
-                store_digits(out->lo + at * BLOCK, bias + 2, value);
-            } else {
-                store_digits(out->q + at * BLOCK, bias, value);
-            }
-            out->s[at] = largest / steps;
-        }
-    }
-}
-
-/* Scales of 8 rows times a unit (a power of two): exact, also where code 0 becomes the subnormal 2^-127. */
-INLINE __m256 load_scales(const uint8_t *p, float unit) {
-    __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)), 23);
-    bits = _mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000));
+/* Return the scales that eight E8M0 codes mean times a unit (a power of two): exact, also where the maximum turns code
+ * 0 into the subnormal 2^-127. */
+INLINE __m256 e8m0(__m128i codes, float unit) {
+    __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(codes), 23);
+    bits = _mm256_max_epi32(bits, _mm256_set1_epi32(E8M0_LEAST));
     return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(unit));
 }
 
@@ -99,36 +39,40 @@ INLINE __m256i broadcast4(const void *p) {
     return _mm256_set1_epi32(four);
 }
 
-/* ---- matrix products ----
- * A block is decoded to vectors of 4 columns x 8 rows (half a tile's), w[4-column group][half]. Its product with up to
- * UNITS digit rows goes through them once, so that every four broadcast activations meet both halves. */
+/* ---- matrix products ---- A block is decoded to vectors of 4 columns x 8 rows (half a tile's): w[4-column
+ * group][half]. Up to UNITS digit rows are multiplied in one pass over them, so that every four broadcast activations
+ * meet both halves. */
 
-enum { UNITS = 4, GROUP_ROWS = 32, PREFETCH = 2048 };
+enum { UNITS = 4, GROUP_ROWS = 32 };
+
+typedef __m256 sums[2];
+
+INLINE void clear_sums(sums *acc) {
+    (*acc)[0] = (*acc)[1] = _mm256_setzero_ps();
+}
+
+INLINE void store_sums(const sums *acc, float *y) {
+    for (int half = 0; half < 2; half++) _mm256_storeu_ps(y + 8 * half, (*acc)[half]);
+}
 
 typedef struct block_weights {
     __m256i w[8][2];
     __m256 scale[2];
 } block_weights;
 
-/* Digit rows of R activation rows at one block: R high digits, then R low ones if there are two. */
+/* The digit rows of R activation rows at one block: R rows of high digits, then R of low ones if there are two. */
 typedef struct digit_rows {
     const int8_t *q[UNITS];
     const int16_t *bias[UNITS];
 } digit_rows;
 
-/* Weights come as one stream: fetch what follows PREFETCH bytes later. */
-INLINE void prefetch(const uint8_t *block, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)block + PREFETCH + i, _MM_HINT_T0);
-}
-
 INLINE __m256i load_weights(const uint8_t *block, int group, int half) {
     return _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * group + 32 * half));
 }
 
-/* Elements as w + 12 (0..24), because pmaddubsw wants one unsigned operand. */
+/* Decode elements as w + 12 (0..24), because pmaddubsw needs one unsigned operand. */
 INLINE void decode_mxfp4(const uint8_t *block, __m256i w[8][2]) {
-    const __m256i table = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(MXD_E2M1X2(MXD_E2M1_BIAS)));
     const __m256i nibble = _mm256_set1_epi8(15);
     for (int g = 0; g < 4; g++)
         for (int half = 0; half < 2; half++) {
@@ -138,7 +82,7 @@ INLINE void decode_mxfp4(const uint8_t *block, __m256i w[8][2]) {
         }
 }
 
-/* Sums wrap around in int16 on the way; the bias, counted in from the start, brings them back within 16*12*127. */
+/* Sums wrap around in int16 on the way. Starting from the bias brings them back within 16*12*127. */
 INLINE void dots_mxfp4(__m256i w[8][2], const digit_rows *x, int units, __m256i d[UNITS][2]) {
     for (int u = 0; u < units; u++) d[u][0] = d[u][1] = broadcast4(x->bias[u]);
     for (int g = 0; g < 8; g++)
@@ -151,7 +95,7 @@ INLINE void dots_mxfp4(__m256i w[8][2], const digit_rows *x, int units, __m256i 
         for (int half = 0; half < 2; half++) d[u][half] = _mm256_madd_epi16(d[u][half], _mm256_set1_epi16(1));
 }
 
-/* |w| is the unsigned operand, the sign of w moves to q: 2*128*127 fits int16. */
+/* |w| is the unsigned operand; the sign of w moves to q. 2*128*127 fits int16. */
 INLINE void dots_mxint8(__m256i w[8][2], const digit_rows *x, int units, __m256i d[UNITS][2]) {
     for (int u = 0; u < units; u++) d[u][0] = d[u][1] = _mm256_setzero_si256();
     for (int g = 0; g < 8; g++)
@@ -165,16 +109,18 @@ INLINE void dots_mxint8(__m256i w[8][2], const digit_rows *x, int units, __m256i
         }
 }
 
-/* acc[r] = fma(dot, scale * s, acc[r]) for R activation rows, the first of which has its block at index `at`. */
-INLINE void some_rows(int is_fp4, block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R, int digits,
-                      __m256 (*acc)[2]) {
+/* Do what block_rows does for R rows, a constant. */
+INLINE void some_rows(bool is_fp4, block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R, int digits,
+                      sums *acc) {
     digit_rows rows;
     __m256i d[UNITS][2];
     for (int r = 0; r < R; r++) {
         size_t block = at + (size_t)r * nblocks;
         rows.q[r] = x->q + block * BLOCK;
         rows.bias[r] = x->bias + block * 2 * (size_t)digits;
-        if (digits == 2) rows.q[R + r] = x->lo + block * BLOCK, rows.bias[R + r] = rows.bias[r] + 2;
+        if (digits == 1) continue;
+        rows.q[R + r] = x->lo + block * BLOCK;
+        rows.bias[R + r] = rows.bias[r] + 2;
     }
     if (is_fp4) dots_mxfp4(w->w, &rows, R * digits, d);
     else dots_mxint8(w->w, &rows, R * digits, d);
@@ -187,8 +133,8 @@ INLINE void some_rows(int is_fp4, block_weights *w, const mxd_act *x, size_t nbl
     }
 }
 
-INLINE void block_rows(int is_fp4, const uint8_t *block, const mxd_act *x, size_t nblocks, size_t at, size_t R,
-                       int digits, __m256 (*acc)[2]) {
+INLINE void block_rows(bool is_fp4, const uint8_t *block, const mxd_act *x, size_t nblocks, size_t at, size_t R,
+                       int digits, sums *acc) {
     block_weights w;
     if (is_fp4) {
         decode_mxfp4(block, w.w);
@@ -196,7 +142,10 @@ INLINE void block_rows(int is_fp4, const uint8_t *block, const mxd_act *x, size_
         for (int g = 0; g < 8; g++)
             for (int half = 0; half < 2; half++) w.w[g][half] = load_weights(block, g, half);
     }
-    for (int half = 0; half < 2; half++) w.scale[half] = load_scales(block + 8 * half, is_fp4 ? 0.5f : 0.015625f);
+    for (int half = 0; half < 2; half++) {
+        __m128i codes = _mm_loadl_epi64((const __m128i *)(const void *)(block + 8 * half));
+        w.scale[half] = e8m0(codes, is_fp4 ? MXFP4_UNIT : MXINT8_UNIT);
+    }
     size_t r = 0;
 #define ROWS(n) some_rows(is_fp4, &w, x, nblocks, at + r * nblocks, n, digits, acc + r)
     for (; r + UNITS / digits <= R; r += UNITS / digits) ROWS(UNITS / digits);
@@ -206,30 +155,9 @@ INLINE void block_rows(int is_fp4, const uint8_t *block, const mxd_act *x, size_
 #undef ROWS
 }
 
-/* R activation rows from m through tile t; residual may be NULL. */
-INLINE void tile_rows(int is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t t,
-                      const mxd_act *x, size_t m, size_t R, int digits, float *y, size_t ldy) {
-    const size_t bytes = is_fp4 ? FP4_BYTES : INT8_BYTES;
-    __m256 acc[GROUP_ROWS][2];
-    for (size_t r = 0; r < R; r++) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-    for (size_t b = 0; b < nblocks; b++) {
-        size_t offset = (t * nblocks + b) * bytes, at = m * nblocks + b;
-        prefetch(base + offset, bytes);
-        block_rows(is_fp4, base + offset, x, nblocks, at, R, digits, acc);
-        if (!residual) continue;
-        prefetch(residual + offset, bytes);
-        block_rows(is_fp4, residual + offset, x, nblocks, at, R, digits, acc);
-    }
-    for (size_t r = 0; r < R; r++)
-        for (size_t half = 0; half < 2; half++)
-            _mm256_storeu_ps(y + (m + r) * ldy + t * TILE + 8 * half, acc[r][half]);
-}
+#include "matmul_template.h"
 
-#define TARGET AVX2
-#define MATMUL(format) mxd_matmul_##format##_avx2
-#include "x86_matmul.h"
-
-AVX2 static float mxd_rmsnorm_avx2(const float *x, const float *w, size_t n, float eps, float *y) {
+TARGET static float KERNEL(rmsnorm)(const float *x, const float *w, size_t n, float eps, float *y) {
     __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
     for (size_t i = 0; i < n; i += 16) { /* n is a multiple of 32 */
         __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
@@ -244,34 +172,27 @@ AVX2 static float mxd_rmsnorm_avx2(const float *x, const float *w, size_t n, flo
     return ss;
 }
 
-/* min and max return their second operand when either is NaN, so NaN passes through as in the reference. */
+/* min and max return their second operand if either is NaN, so that NaN passes through as in the reference. */
 INLINE __m256 exp8(__m256 x) {
-    x = _mm256_min_ps(_mm256_set1_ps(88.0f), x);
-    x = _mm256_max_ps(_mm256_set1_ps(-87.0f), x);
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p+0f)),
+    x = _mm256_min_ps(_mm256_set1_ps(EXP_MOST), x);
+    x = _mm256_max_ps(_mm256_set1_ps(EXP_LEAST), x);
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(EXP_LOG2E)),
                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.62e4p-1f), x);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.7f7d1cp-20f), r);
-    __m256 p = _mm256_set1_ps(0x1.a01a02p-13f);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.6c16c2p-10f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.111112p-7f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.555556p-5f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.555556p-3f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(EXP_LN2_HIGH), x), p = _mm256_set1_ps(EXP_TERM[0]);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(EXP_LN2_LOW), r);
+    UNROLL for (int i = 1; i < EXP_TERMS; i++) p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP_TERM[i]));
     __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_mul_ps(p, _mm256_castsi256_ps(power)); /* NaN: p is NaN already */
 }
 
-/* Query heads that share the conversion of keys and values, as far as registers go. */
-enum { HEADS = 3, LANES = 8 };
+/* Query heads that share the conversion of keys and values: as many as registers hold. */
+enum { HEADS = 3 };
 
 INLINE __m256 load_f16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
-/* Scores of `heads` query heads, a constant, so that a key is converted once for all of them. */
+/* Write the scores of `heads` query heads, a constant, so that a key is converted once for all of them. */
 INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t d, float scale, float *scores) {
     for (size_t j = 0; j < n; j++) {
         __m256 lo[HEADS], hi[HEADS];
@@ -288,7 +209,7 @@ INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t
     }
 }
 
-/* Scores to weights; returns 1 / their sum. */
+/* Turn scores into weights; return the inverse of their sum. */
 INLINE float softmax(float *scores, size_t n) {
     float max = -INFINITY;
     for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
@@ -312,7 +233,7 @@ INLINE float softmax(float *scores, size_t n) {
     return 1.0f / reduce16(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
 }
 
-/* 8 * V values of every head's output, from v and out on. */
+/* Write 8 * V values of every head's output, from v and out on. */
 INLINE void mix(const float *scores, const float *inverse, int heads, int V, const uint16_t *v, size_t n, size_t d,
                 float *out) {
     __m256 acc[HEADS][4];
@@ -329,17 +250,15 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
             _mm256_storeu_ps(out + (size_t)h * d + 8 * i, _mm256_mul_ps(acc[h][i], _mm256_set1_ps(inverse[h])));
 }
 
-#define ATTENTION mxd_attention_avx2
-#include "attention.h"
+#include "../attention_template.h"
 
-/* ---- attention over quantized rows ----
- * Eight keys at a time, one in each lane of the scores, so that the integer dot products of a block are reduced
- * together; the last ones are repeated where there are fewer. */
+/* ---- attention over quantized rows ---- Eight keys at a time, one per lane of the scores, so that the integer dot
+ * products of a block are reduced together. */
 
-/* 32 elements of a row, integers in units of its format. */
+/* Load 32 elements of a row, integers in units of its format. */
 INLINE __m256i load_elements(mxd_row_format format, const uint8_t *p) {
     if (format == MXD_ROW_MXINT8) return _mm256_loadu_si256((const __m256i *)(const void *)p);
-    static const int8_t tables[2][16] = {{MXD_E2M1X2_ELEMENTS}, {MXD_NORMAL4_ELEMENTS}};
+    static const int8_t tables[2][16] = {{MXD_E2M1X2(0)}, {MXD_NORMAL4_ELEMENTS}};
     const __m256i table = _mm256_broadcastsi128_si256(
         _mm_loadu_si128((const __m128i *)(const void *)tables[format == MXD_ROW_NORMAL4]));
     __m128i pairs = _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -347,26 +266,22 @@ INLINE __m256i load_elements(mxd_row_format format, const uint8_t *p) {
     return _mm256_shuffle_epi8(table, _mm256_and_si256(nibbles, _mm256_set1_epi8(15)));
 }
 
-/* Scales of eight blocks times the format's unit. */
+/* Return the scales of eight blocks times the format's unit. */
 INLINE __m256 row_scales(mxd_row_format format, __m128i codes) {
-    __m256i c = _mm256_cvtepu8_epi32(codes), bits;
-    if (format == MXD_ROW_NORMAL4) {
-        bits = _mm256_slli_epi32(_mm256_add_epi32(c, _mm256_set1_epi32(MXD_NORMAL4_CODES)), 20);
-        __m256i fault = _mm256_cmpeq_epi32(c, _mm256_set1_epi32(MXD_CODE_FAULT));
-        return _mm256_castsi256_ps(_mm256_or_si256(bits, fault)); /* all bits set: NaN */
-    }
-    bits = _mm256_max_epi32(_mm256_slli_epi32(c, 23), _mm256_set1_epi32(0x00400000));
-    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(format == MXD_ROW_MXFP4 ? 0.5f : 0.015625f));
+    if (format != MXD_ROW_NORMAL4) return e8m0(codes, format == MXD_ROW_MXFP4 ? MXFP4_UNIT : MXINT8_UNIT);
+    __m256i c = _mm256_cvtepu8_epi32(codes), fault = _mm256_cmpeq_epi32(c, _mm256_set1_epi32(MXD_CODE_FAULT));
+    __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(c, _mm256_set1_epi32(MXD_NORMAL4_CODES)), 20);
+    return _mm256_castsi256_ps(_mm256_or_si256(bits, fault)); /* all bits set: NaN */
 }
 
-/* The sums of eight vectors' lanes. */
+/* Return the sum of each of eight vectors. */
 INLINE __m256i sum_each(const __m256i d[LANES]) {
     __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(d[0], d[1]), _mm256_hadd_epi32(d[2], d[3]));
     __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(d[4], d[5]), _mm256_hadd_epi32(d[6], d[7]));
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
-/* acc[h] += scores of block b, of `heads` query heads (a constant) and eight keys. */
+/* acc[h] += scores of block b for `heads` query heads (a constant) and eight keys. */
 INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[LANES], size_t d,
                         size_t b, __m256 acc[HEADS]) {
     const size_t nblocks = d / BLOCK, codes_at = nblocks * MXD_BLOCK_BYTES(format);
@@ -390,7 +305,7 @@ INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, cons
     }
 }
 
-/* acc += weights times block b of a span's values. */
+/* acc[h] += weights times block b of a span's values. */
 INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span, size_t d,
                    size_t b, __m256 acc[HEADS][4]) {
     const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);
@@ -410,16 +325,14 @@ INLINE void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int 
     }
 }
 
-#define VECTOR __m256
 #define ZERO _mm256_setzero_ps()
 #define SCALED(v, s) _mm256_mul_ps(v, _mm256_set1_ps(s))
 #define STORE(p, v) _mm256_storeu_ps(p, v)
-#define ATTENTION_MX mxd_attention_mx_avx2
-#include "attention_mx.h"
+#include "../attention_mx_template.h"
 
-/* ---- rows of the KV cache ---- */
+/* ---- quantizing, and rows of the KV cache ---- */
 
-/* a + b and a - b of the pairs at distance 1, 2 or 4 in a vector. */
+/* Replace the pairs at distance 1, 2 or 4 in a vector by a + b and a - b. */
 INLINE __m256 butterfly(__m256 x, int half) {
     const __m256 sign = half == 1   ? _mm256_setr_ps(0, -0.0f, 0, -0.0f, 0, -0.0f, 0, -0.0f)
                         : half == 2 ? _mm256_setr_ps(0, 0, -0.0f, -0.0f, 0, 0, -0.0f, -0.0f)
@@ -430,7 +343,7 @@ INLINE __m256 butterfly(__m256 x, int half) {
     return _mm256_add_ps(other, _mm256_xor_ps(x, sign)); /* the upper of a pair: a - b */
 }
 
-AVX2 static void mxd_hadamard_avx2(float *x, size_t d) {
+TARGET static void KERNEL(hadamard)(float *x, size_t d) {
     const size_t block = d & -d;
     const __m256 scale = _mm256_set1_ps(1.0f / sqrtf((float)block));
     for (size_t i = 0; i < d; i += 8) {
@@ -447,57 +360,69 @@ AVX2 static void mxd_hadamard_avx2(float *x, size_t d) {
     for (size_t i = 0; i < d; i += 8) _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), scale));
 }
 
-/* Bits of the largest magnitude of 32 values. */
-INLINE uint32_t largest_bits(const __m256 in[4]) {
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+INLINE uint32_t load_block(const float *x, __m256 in[4]) {
+    const __m256i magnitude = _mm256_set1_epi32(F32_MAGNITUDE);
     __m256i m8 = _mm256_setzero_si256();
-    for (int i = 0; i < 4; i++) m8 = _mm256_max_epu32(m8, _mm256_and_si256(_mm256_castps_si256(in[i]), magnitude));
+    for (int i = 0; i < 4; i++) {
+        in[i] = _mm256_loadu_ps(x + 8 * i);
+        m8 = _mm256_max_epu32(m8, _mm256_and_si256(_mm256_castps_si256(in[i]), magnitude));
+    }
     __m128i m4 = _mm_max_epu32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
     m4 = _mm_max_epu32(m4, _mm_shuffle_epi32(m4, 0x4e));
     m4 = _mm_max_epu32(m4, _mm_shuffle_epi32(m4, 0xb1));
     return (uint32_t)_mm_cvtsi128_si32(m4);
 }
 
-/* 2^(code - 127), for the codes of normal numbers. */
-INLINE __m256 power_of_two(uint32_t code) {
-    return _mm256_castsi256_ps(_mm256_set1_epi32((int32_t)(code << 23)));
+INLINE void round_block(const __m256 in[4], float up, __m256i out[4]) {
+    for (int i = 0; i < 4; i++) out[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], _mm256_set1_ps(up)));
 }
 
-/* 32 integers of four vectors as bytes. */
+INLINE void split_digits(__m256i v[4], __m256i high[4]) {
+    for (int i = 0; i < 4; i++) {
+        high[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(v[i]), _mm256_set1_ps(1.0f / MXD_ACT_DIGIT)));
+        v[i] = _mm256_sub_epi32(v[i], times_digit(high[i]));
+    }
+}
+
+/* Return 32 integers of four vectors as bytes, saturated. Packs interleave the 128-bit halves; the permutation puts
+ * them back in order. */
 INLINE __m256i pack_bytes(const __m256i v[4]) {
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* Load a block; 1 if it is neither (nearly) nothing nor faulty, else write its code and zeros. */
-INLINE int load_block(const float *x, __m256 in[4], uint32_t *exponent, uint8_t *elements, size_t bytes,
-                      uint8_t *code) {
-    for (int i = 0; i < 4; i++) in[i] = _mm256_loadu_ps(x + 8 * i);
-    uint32_t bits = largest_bits(in);
-    float largest;
-    memcpy(&largest, &bits, 4);
-    *exponent = bits >> 23;
-    if (bits < 0x7f800000u && largest >= MXD_ACT_TINY) return 1;
-    memset(elements, 0, bytes);
-    *code = bits >= 0x7f800000u ? MXD_CODE_FAULT : 0;
-    return 0;
+INLINE void store_digits(int8_t *q, int16_t *bias, const __m256i v[4]) {
+    __m256i bytes = pack_bytes(v), pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(MXD_E2M1_BIAS), bytes);
+    _mm256_storeu_si256((__m256i *)(void *)q, bytes);
+    __m128i sums = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
+    int32_t both = _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sums));
+    memcpy(bias, &both, 4);
 }
 
-AVX2 static void mxd_store_mxint8_avx2(const float *x, size_t d, uint8_t *row) {
-    for (size_t b = 0; b < d / BLOCK; b++) {
-        __m256 in[4];
-        uint32_t exponent;
-        if (!load_block(x + b * BLOCK, in, &exponent, row + b * BLOCK, BLOCK, row + d + b)) continue;
-        __m256i q[4];
-        for (int i = 0; i < 4; i++)
-            q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], power_of_two(127 + 6 + 127 - exponent)));
-        __m256i bytes = _mm256_max_epi8(pack_bytes(q), _mm256_set1_epi8(-127)); /* packing saturates at 127, -128 */
-        _mm256_storeu_si256((__m256i *)(void *)(row + b * BLOCK), bytes);
-        row[d + b] = (uint8_t)exponent;
-    }
+INLINE void store_clamped(int8_t *out, const __m256i v[4]) {
+    __m256i bytes = _mm256_max_epi8(pack_bytes(v), _mm256_set1_epi8(-127));
+    _mm256_storeu_si256((__m256i *)(void *)out, bytes);
 }
 
-/* The nearest E2M1 magnitudes. */
+INLINE void store_codes(uint8_t *out, const __m256i codes[4]) {
+    __m256i bytes = pack_bytes(codes);
+    __m128i high = _mm_slli_epi16(_mm256_extracti128_si256(bytes, 1), 4); /* codes are below 16 */
+    _mm_storeu_si128((__m128i *)(void *)out, _mm_or_si128(_mm256_castsi256_si128(bytes), high));
+}
+
+/* Return |x| * up. */
+INLINE __m256 magnitudes(__m256 x, float up) {
+    return _mm256_mul_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), _mm256_set1_ps(up));
+}
+
+/* Return sign bits as 8. */
+INLINE __m256i signs(__m256 x) {
+    return _mm256_srli_epi32(_mm256_castps_si256(_mm256_and_ps(x, _mm256_set1_ps(-0.0f))), 28);
+}
+
+/* Return the nearest E2M1 magnitudes. */
 INLINE __m256 round_e2m1(__m256 a) {
     const __m256 two = _mm256_set1_ps(2), four = _mm256_set1_ps(4), half = _mm256_set1_ps(0.5f);
     __m256 small = _mm256_cmp_ps(a, two, _CMP_LT_OQ), middle = _mm256_cmp_ps(a, four, _CMP_LT_OQ);
@@ -507,53 +432,27 @@ INLINE __m256 round_e2m1(__m256 a) {
     return _mm256_min_ps(_mm256_mul_ps(r, step), _mm256_set1_ps(6));
 }
 
-INLINE float error_e2m1(const __m256 in[4], __m256 up) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
+INLINE float error_e2m1(const __m256 in[4], float up) {
     __m256 lane[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int i = 0; i < 4; i++) {
-        __m256 a = _mm256_mul_ps(_mm256_andnot_ps(sign, in[i]), up), u = _mm256_sub_ps(a, round_e2m1(a));
+        __m256 a = magnitudes(in[i], up), u = _mm256_sub_ps(a, round_e2m1(a));
         lane[i % 2] = _mm256_fmadd_ps(u, u, lane[i % 2]);
     }
     return reduce16(lane[0], lane[1]);
 }
 
-/* Codes of eight values: doubled, a magnitude is 0 1 2 3 4 6 8 12, so what lies above 4 is pulled down. */
-INLINE __m256i codes_e2m1(__m256 x, __m256 up) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    __m256i m = _mm256_cvtps_epi32(_mm256_mul_ps(round_e2m1(_mm256_mul_ps(_mm256_andnot_ps(sign, x), up)),
-                                                 _mm256_set1_ps(2)));
+/* Doubled, a magnitude is 0 1 2 3 4 6 8 12: the table has codes for those below 8. */
+INLINE __m256i codes_e2m1(__m256 x, float up) {
+    __m256i m = _mm256_cvtps_epi32(_mm256_mul_ps(round_e2m1(magnitudes(x, up)), _mm256_set1_ps(2)));
     const __m256i table = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 5, 5); /* 6 is code 5 */
     __m256i code = _mm256_permutevar8x32_epi32(table, m);
     code = _mm256_blendv_epi8(code, _mm256_set1_epi32(6), _mm256_cmpgt_epi32(m, _mm256_set1_epi32(7)));
     code = _mm256_blendv_epi8(code, _mm256_set1_epi32(7), _mm256_cmpgt_epi32(m, _mm256_set1_epi32(11)));
-    __m256i negative = _mm256_srli_epi32(_mm256_castps_si256(_mm256_and_ps(x, sign)), 28);
-    return _mm256_or_si256(code, _mm256_and_si256(negative, _mm256_cmpgt_epi32(code, _mm256_setzero_si256())));
+    return _mm256_or_si256(code, _mm256_and_si256(signs(x), _mm256_cmpgt_epi32(code, _mm256_setzero_si256())));
 }
 
-/* 32 codes of four bits as 16 bytes. */
-INLINE void store_codes(const __m256i codes[4], uint8_t *out) {
-    __m256i bytes = pack_bytes(codes);
-    __m128i high = _mm_slli_epi16(_mm256_extracti128_si256(bytes, 1), 4); /* codes are below 16 */
-    _mm_storeu_si128((__m128i *)(void *)out, _mm_or_si128(_mm256_castsi256_si128(bytes), high));
-}
-
-AVX2 static void mxd_store_mxfp4_avx2(const float *x, size_t d, uint8_t *row) {
-    for (size_t b = 0; b < d / BLOCK; b++) {
-        __m256 in[4];
-        uint32_t exponent;
-        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
-        if (!load_block(x + b * BLOCK, in, &exponent, out, BLOCK / 2, code)) continue;
-        uint32_t e = exponent - 2; /* biased; the inverse of 2^e has the code 254 - e */
-        e += 4 * error_e2m1(in, power_of_two(253 - e)) < error_e2m1(in, power_of_two(254 - e));
-        __m256i codes[4];
-        for (int i = 0; i < 4; i++) codes[i] = codes_e2m1(in[i], power_of_two(254 - e));
-        store_codes(codes, out);
-        *code = (uint8_t)e;
-    }
-}
-
-/* Codes of the levels nearest to eight magnitudes in units of the scale. */
-INLINE __m256i codes_normal4(__m256 a) {
+/* Return the codes of the levels nearest to eight magnitudes. */
+INLINE __m256i levels_normal4(__m256 a) {
     static const float bounds[7] = {MXD_NORMAL4_BOUNDS};
     __m256i code = _mm256_setzero_si256();
     for (int i = 0; i < 7; i++)
@@ -561,63 +460,25 @@ INLINE __m256i codes_normal4(__m256 a) {
     return code;
 }
 
-INLINE float error_normal4(const __m256 in[4], float scale) {
-    const __m256 sign = _mm256_set1_ps(-0.0f), up = _mm256_set1_ps(1.0f / scale);
+INLINE float error_normal4(const __m256 in[4], float up) {
     const __m256 levels = _mm256_cvtepi32_ps(_mm256_setr_epi32(MXD_NORMAL4_LEVELS));
     __m256 lane[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int i = 0; i < 4; i++) {
-        __m256 a = _mm256_mul_ps(_mm256_andnot_ps(sign, in[i]), up);
-        __m256 u = _mm256_sub_ps(a, _mm256_permutevar8x32_ps(levels, codes_normal4(a)));
+        __m256 a = magnitudes(in[i], up), u = _mm256_sub_ps(a, _mm256_permutevar8x32_ps(levels, levels_normal4(a)));
         lane[i % 2] = _mm256_fmadd_ps(u, u, lane[i % 2]);
     }
-    return reduce16(lane[0], lane[1]) * scale * scale;
+    return reduce16(lane[0], lane[1]);
 }
 
-INLINE float normal4_scale(int32_t code) {
-    uint32_t bits = (uint32_t)(code + MXD_NORMAL4_CODES) << 20;
-    float scale;
-    memcpy(&scale, &bits, 4);
-    return scale;
+INLINE __m256i codes_normal4(__m256 x, float up) {
+    return _mm256_or_si256(levels_normal4(magnitudes(x, up)), signs(x));
 }
 
-INLINE int32_t best_scale(const __m256 in[4], uint32_t largest) {
-    float x, least = INFINITY;
-    memcpy(&x, &largest, 4);
-    x /= 127;
-    memcpy(&largest, &x, 4);
-    int32_t first = (int32_t)(largest >> 20) - MXD_NORMAL4_CODES, best = 254;
-    for (int32_t c = first + MXD_NORMAL4_FIRST; c <= first + MXD_NORMAL4_LAST; c++) {
-        int32_t code = c < 0 ? 0 : c > 254 ? 254 : c;
-        float error = error_normal4(in, normal4_scale(code));
-        if (error < least) least = error, best = code;
-    }
-    return best;
-}
+#include "../quantize_template.h"
 
-AVX2 static void mxd_store_normal4_avx2(const float *x, size_t d, uint8_t *row) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    for (size_t b = 0; b < d / BLOCK; b++) {
-        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
-        __m256 in[4];
-        __m256i codes[4];
-        for (int i = 0; i < 4; i++) in[i] = _mm256_loadu_ps(x + b * BLOCK + 8 * i);
-        uint32_t largest = largest_bits(in);
-        if (largest >= 0x7f800000u) {
-            memset(out, 0, BLOCK / 2);
-            *code = MXD_CODE_FAULT;
-            continue;
-        }
-        *code = (uint8_t)best_scale(in, largest);
-        __m256 up = _mm256_set1_ps(1.0f / normal4_scale(*code));
-        for (int i = 0; i < 4; i++) {
-            __m256i negative = _mm256_srli_epi32(_mm256_castps_si256(_mm256_and_ps(in[i], sign)), 28);
-            codes[i] = _mm256_or_si256(codes_normal4(_mm256_mul_ps(_mm256_andnot_ps(sign, in[i]), up)), negative);
-        }
-        store_codes(codes, out);
-    }
-}
+/* ---- vectors ---- */
 
-AVX2 static void mxd_silu_mul_avx2(const float *gate, const float *up, size_t n, float *out) {
+TARGET static void KERNEL(silu_mul)(const float *gate, const float *up, size_t n, float *out) {
     const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
     for (size_t i = 0; i < n; i += 8) { /* n is a multiple of 32 */
         __m256 g = _mm256_loadu_ps(gate + i);
@@ -626,14 +487,14 @@ AVX2 static void mxd_silu_mul_avx2(const float *gate, const float *up, size_t n,
     }
 }
 
-AVX2 static void mxd_add_avx2(float *x, const float *y, size_t n) {
+TARGET static void KERNEL(add)(float *x, const float *y, size_t n) {
     size_t i = 0;
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
     for (; i < n; i++) x[i] += y[i];
 }
 
-AVX2 static void mxd_to_f16_avx2(const float *x, size_t n, uint16_t *out) {
+TARGET static void KERNEL(to_f16)(const float *x, size_t n, uint16_t *out) {
     size_t i = 0;
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128((__m128i *)(void *)(out + i),
@@ -641,7 +502,7 @@ AVX2 static void mxd_to_f16_avx2(const float *x, size_t n, uint16_t *out) {
     for (; i < n; i++) out[i] = mxd_f32_to_f16(x[i]);
 }
 
-AVX2 static void mxd_exp_weights_avx2(const float *x, size_t n, float scale, float max, float *w) {
+TARGET static void KERNEL(exp_weights)(const float *x, size_t n, float scale, float max, float *w) {
     size_t i = 0;
     const __m256 s = _mm256_set1_ps(scale), m = _mm256_set1_ps(max);
     for (; i + 8 <= n; i += 8)
@@ -666,6 +527,4 @@ void mxd_kernels_init_avx2(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, exp_weights, avx2);
 }
 
-#else
-typedef int mxd_avx2_not_on_this_architecture;
 #endif

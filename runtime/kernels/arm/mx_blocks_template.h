@@ -1,17 +1,18 @@
-/* Attention over quantized rows of a NEON level, around its `dot32`: four keys at a time, one in each lane of the
- * scores. Included once by each level's file, with these defined:
+/* This file is a template: `score_block` and `mix_mx` of a NEON level, around its `dot32`, and with them `attention_mx`
+ * (attention_mx_template.h): four keys at a time, one per lane of the scores. The level's file includes it once, with
+ * these defined:
  *
  *   TARGET         attribute of every function
- *   ATTENTION_MX   name of the function
- *   dot32(a, b)    four partial sums of the products of 32 integers each, a[2] and b[2], of -127 .. 127 */
+ *   KERNEL(op)     name of a kernel
+ *   dot32(a, b)    four partial sums of the products of 32 integers, a[2] times b[2], of -127 .. 127 */
 
-/* 16 elements by code. */
+/* Return the elements by code. */
 INLINE int8x16_t element_table(mxd_row_format format) {
     static const int8_t normal4[16] = {MXD_NORMAL4_ELEMENTS};
     return format == MXD_ROW_MXFP4 ? e2m1_table() : vld1q_s8(normal4);
 }
 
-/* 32 elements of a row, integers in units of its format. */
+/* Load 32 elements of a row, integers in units of its format. */
 INLINE void load_elements(mxd_row_format format, const uint8_t *p, int8x16_t half[2]) {
     if (format == MXD_ROW_MXINT8) {
         half[0] = vld1q_s8((const int8_t *)p);
@@ -24,17 +25,17 @@ INLINE void load_elements(mxd_row_format format, const uint8_t *p, int8x16_t hal
     half[1] = vqtbl1q_s8(table, vshrq_n_u8(pairs, 4));
 }
 
-/* Scales of four blocks times the format's unit. */
+/* Return the scales of four blocks times the format's unit. */
 INLINE float32x4_t row_scales(mxd_row_format format, uint32x4_t codes) {
     if (format == MXD_ROW_NORMAL4) {
         uint32x4_t bits = vshlq_n_u32(vaddq_u32(codes, vdupq_n_u32(MXD_NORMAL4_CODES)), 20);
         return vreinterpretq_f32_u32(vorrq_u32(bits, vceqq_u32(codes, vdupq_n_u32(MXD_CODE_FAULT)))); /* ones: NaN */
     }
-    uint32x4_t bits = vmaxq_u32(vshlq_n_u32(codes, 23), vdupq_n_u32(0x00400000));
-    return vmulq_n_f32(vreinterpretq_f32_u32(bits), format == MXD_ROW_MXFP4 ? 0.5f : 0.015625f);
+    uint32x4_t bits = vmaxq_u32(vshlq_n_u32(codes, 23), vdupq_n_u32(E8M0_LEAST));
+    return vmulq_n_f32(vreinterpretq_f32_u32(bits), format == MXD_ROW_MXFP4 ? MXFP4_UNIT : MXINT8_UNIT);
 }
 
-/* acc[h] += scores of block b, of `heads` query heads (a constant) and four keys. */
+/* acc[h] += scores of block b for `heads` query heads (a constant) and four keys. */
 INLINE TARGET void score_block(mxd_row_format format, const mxd_act *q, int heads, const uint8_t *const row[LANES],
                                size_t d, size_t b, float32x4_t acc[HEADS]) {
     const size_t nblocks = d / BLOCK, codes_at = nblocks * MXD_BLOCK_BYTES(format);
@@ -55,24 +56,24 @@ INLINE TARGET void score_block(mxd_row_format format, const mxd_act *q, int head
     }
 }
 
-/* Look-ups that take four of eight bytes to the tops of lanes, and put 0 into the rest. */
+/* Return look-ups that move four of eight bytes to the tops of lanes and clear the rest. */
 INLINE uint8x16x2_t top_bytes(void) {
     static const uint32_t first[4] = {0x00ffffff, 0x01ffffff, 0x02ffffff, 0x03ffffff};
     uint8x16x2_t t = {{vreinterpretq_u8_u32(vld1q_u32(first))}};
     t.val[1] = vaddq_u8(t.val[0], vreinterpretq_u8_u32(vdupq_n_u32(0x04000000)));
-    __asm__("" : "+w"(t.val[0]), "+w"(t.val[1])); /* else the compiler loads them anew for each row */
+    __asm__("" : "+w"(t.val[0]), "+w"(t.val[1])); /* else the compiler reloads them for each row */
     return t;
 }
 
-/* Eight bytes as f32: at the top of a lane, 24 bits of which are a fraction, they need no widening. */
+/* Convert eight bytes to f32: at the top of a lane, with 24 bits of fraction, they need no widening. */
 INLINE void bytes_to_f32(uint8x16x2_t top, const int8_t *p, float32x4_t f[2]) {
     int8x16_t bytes = vcombine_s8(vld1_s8(p), vdup_n_s8(0));
     UNROLL for (int i = 0; i < 2; i++)
         f[i] = vcvtq_n_f32_s32(vreinterpretq_s32_s8(vqtbl1q_s8(bytes, top.val[i])), 24);
 }
 
-/* A 4-bit format's elements by code: the bytes of the upper halves of their f32. Lower halves are 0, since no element
- * is above 127. */
+/* The elements of a 4-bit format by code: the bytes of the upper halves of their f32. Lower halves are 0, since no
+ * element is above 127. */
 typedef struct f32_table {
     uint8x16_t low, high;
 } f32_table;
@@ -97,7 +98,7 @@ INLINE void codes_to_f32(f32_table table, uint8x16_t codes, float32x4_t f[4]) {
     f[3] = vreinterpretq_f32_u32(vshll_high_n_u16(last, 16));
 }
 
-/* out[r] = weights of the heads for one of n rows, at most LANES, times the scale of the row's block. */
+/* out[r] = the heads' weights for row r times the scale of the row's block, for n rows, at most LANES. */
 INLINE void scale_weights(mxd_row_format format, const float *weights, size_t ldw, int heads, const uint8_t *code,
                           size_t stride, size_t n, float32x4_t out[LANES]) {
     uint32_t codes[LANES] = {0};
@@ -112,13 +113,12 @@ INLINE void scale_weights(mxd_row_format format, const float *weights, size_t ld
     vst4q_f32((float *)out, w);
 }
 
-/* vfmaq_laneq_f32 that stays where it is: left to itself, the compiler converts too far ahead and spills
- * accumulators. */
+/* vfmaq_laneq_f32 that stays where it is: on its own, the compiler converts too far ahead and spills accumulators. */
 #define FMLA(acc, v, w, lane) __asm__ volatile("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(acc) : "w"(v), "w"(w))
 
 enum { GROUP = 64 }; /* rows whose weights are scaled at a time: a multiple of LANES */
 
-/* acc += weights times block b of a span's values. */
+/* acc[h] += weights times block b of a span's values. */
 INLINE TARGET void mix_mx(mxd_row_format format, const float *weights, size_t ldw, int heads, const mxd_span *span,
                           size_t d, size_t b, float32x4_t acc[HEADS][8]) {
     const size_t stride = mxd_row_bytes(format, d), codes_at = d / BLOCK * MXD_BLOCK_BYTES(format);
@@ -155,8 +155,7 @@ INLINE TARGET void mix_mx(mxd_row_format format, const float *weights, size_t ld
     }
 }
 
-#define VECTOR float32x4_t
 #define ZERO vdupq_n_f32(0)
 #define SCALED(v, s) vmulq_n_f32(v, s)
 #define STORE(p, v) vst1q_f32(p, v)
-#include "attention_mx.h"
+#include "../attention_mx_template.h"

@@ -1,30 +1,36 @@
 /* AVX-512 with VNNI (F, BW, VL, VNNI: Ice Lake, Zen 4 and later). A vector holds one value for each of a tile's 16
  * rows. tests/kernels/avx512_emulated.c compiles this file on any machine, with functions instead of intrinsics. */
-#include "kernels.h"
+#include "../level.h"
 
 #if defined(__x86_64__) || defined(MXD_EMULATED_AVX512)
 
 #ifndef MXD_EMULATED_AVX512
 #include <immintrin.h>
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
-#define INLINE AVX512 static inline __attribute__((always_inline))
-/* Loops over registers: the compiler must not keep arrays of them in memory. */
-#define UNROLL _Pragma("GCC unroll 8")
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define INLINE TARGET static inline __attribute__((always_inline))
 #endif
-#include <string.h>
+#define KERNEL(op) mxd_##op##_avx512
 
-enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
-enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
-enum { UNITS = 8, GROUP_ROWS = 32, PREFETCH = 2048 };
+enum { UNITS = 8, GROUP_ROWS = 32 };
 
-/* A block as unsigned bytes: w + 12 or w + 128. w[i]: columns 4i .. 4i+3 of 16 rows. */
+typedef __m512 sums;
+
+INLINE void clear_sums(sums *acc) {
+    *acc = _mm512_setzero_ps();
+}
+
+INLINE void store_sums(const sums *acc, float *y) {
+    _mm512_storeu_ps(y, *acc);
+}
+
+/* A block as unsigned bytes, w + 12 or w + 128: w[i] holds columns 4i .. 4i+3 of 16 rows. */
 typedef struct block_weights {
     __m512i w[8];
     __m512 scale; /* times the format's unit, a power of two: exact */
 } block_weights;
 
-INLINE block_weights decode(int is_fp4, const uint8_t *block) {
-    static const uint8_t E2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+INLINE block_weights decode(bool is_fp4, const uint8_t *block) {
+    static const uint8_t E2M1[16] = {MXD_E2M1X2(MXD_E2M1_BIAS)};
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)E2M1));
     const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(-128);
     block_weights out;
@@ -35,8 +41,8 @@ INLINE block_weights decode(int is_fp4, const uint8_t *block) {
     }
     /* The maximum turns code 0 into the subnormal 2^-127. */
     __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)block));
-    codes = _mm512_max_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(0x00400000));
-    out.scale = _mm512_mul_ps(_mm512_castsi512_ps(codes), _mm512_set1_ps(is_fp4 ? 0.5f : 0.015625f));
+    codes = _mm512_max_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(E8M0_LEAST));
+    out.scale = _mm512_mul_ps(_mm512_castsi512_ps(codes), _mm512_set1_ps(is_fp4 ? MXFP4_UNIT : MXINT8_UNIT));
     return out;
 }
 
@@ -46,15 +52,15 @@ INLINE __m512i broadcast4(const int8_t *q) {
     return _mm512_set1_epi32(four);
 }
 
-/* The bias takes off what the weights' offset adds; it is made for an offset of 12. */
-INLINE __m512i start(int is_fp4, const int16_t *bias) {
+/* Return what sums start from: the bias takes off what the weights' offset adds. It is made for an offset of 12. */
+INLINE __m512i start(bool is_fp4, const int16_t *bias) {
     int32_t offset = bias[0] + bias[1];
     return _mm512_set1_epi32(is_fp4 ? offset : offset / MXD_E2M1_BIAS * 128);
 }
 
-/* acc[r] = fma(dot, scale * s, acc[r]) for R activation rows, the first of which has its block at index `at`. */
-INLINE void some_rows(int is_fp4, const block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R,
-                      int digits, __m512 *acc) {
+/* Do what block_rows does for R rows, a constant. */
+INLINE void some_rows(bool is_fp4, const block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R,
+                      int digits, sums *acc) {
     const int8_t *q[UNITS]; /* R high digits, then R low ones if there are two */
     __m512i d[UNITS];
     UNROLL for (int r = 0; r < R; r++) {
@@ -78,49 +84,29 @@ INLINE void some_rows(int is_fp4, const block_weights *w, const mxd_act *x, size
     }
 }
 
-INLINE void block_rows(int is_fp4, const uint8_t *block, const mxd_act *x, size_t nblocks, size_t at, size_t R,
-                       int digits, __m512 *acc) {
+INLINE void block_rows(bool is_fp4, const uint8_t *block, const mxd_act *x, size_t nblocks, size_t at, size_t R,
+                       int digits, sums *acc) {
     const block_weights w = decode(is_fp4, block);
     size_t r = 0;
 #define ROWS(n) some_rows(is_fp4, &w, x, nblocks, at + r * nblocks, n, digits, acc + r)
     for (; r + UNITS / digits <= R; r += UNITS / digits) ROWS(UNITS / digits);
-    if (digits == 1 && R - r >= 4) ROWS(4), r += 4;
-    if (R - r >= 2) ROWS(2), r += 2;
+    if (digits == 1 && R - r >= 4) {
+        ROWS(4);
+        r += 4;
+    }
+    if (R - r >= 2) {
+        ROWS(2);
+        r += 2;
+    }
     if (R - r) ROWS(1);
 #undef ROWS
 }
 
-/* Weights come as one stream: fetch what follows PREFETCH bytes later. */
-INLINE void prefetch(const uint8_t *block, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)block + PREFETCH + i, _MM_HINT_T0);
-}
-
-/* R activation rows from m through tile t; residual may be NULL. */
-INLINE void tile_rows(int is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t t,
-                      const mxd_act *x, size_t m, size_t R, int digits, float *y, size_t ldy) {
-    const size_t bytes = is_fp4 ? FP4_BYTES : INT8_BYTES;
-    __m512 acc[GROUP_ROWS];
-    for (size_t r = 0; r < R; r++) acc[r] = _mm512_setzero_ps();
-    for (size_t b = 0; b < nblocks; b++) {
-        size_t offset = (t * nblocks + b) * bytes, at = m * nblocks + b;
-        prefetch(base + offset, bytes);
-        block_rows(is_fp4, base + offset, x, nblocks, at, R, digits, acc);
-        if (!residual) continue;
-        prefetch(residual + offset, bytes);
-        block_rows(is_fp4, residual + offset, x, nblocks, at, R, digits, acc);
-    }
-    for (size_t r = 0; r < R; r++) _mm512_storeu_ps(y + (m + r) * ldy + t * TILE, acc[r]);
-}
-
-#define TARGET AVX512
-#define MATMUL(format) mxd_matmul_##format##_avx512
-#include "x86_matmul.h"
+#include "matmul_template.h"
 
 void mxd_kernels_init_avx512(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, avx512);
     MXD_BIND(k, n, matmul_mxint8, avx512);
 }
 
-#else
-typedef int mxd_avx512_not_on_this_architecture;
 #endif

@@ -1,13 +1,12 @@
-/* Attention over quantized rows of a level, around its `score_block` and `mix_mx`. Included once by each level's file,
- * with these defined beside those of attention.h (TARGET, HEADS, LANES, softmax):
+/* This file is a template: `attention_mx` of a level, around its `score_block` and `mix_mx`. The level's file includes
+ * it once, with these defined next to those of attention_template.h (TARGET, KERNEL, LANES, HEADS, softmax):
  *
- *   ATTENTION_MX                                       name of the function
  *   VECTOR, ZERO, SCALED(v, s), STORE(p, v)            LANES f32 values; all 0; each times s; to p
- *   score_block(format, q, heads, row, d, b, acc)      acc[h] += scores of block b of LANES keys at row[]
+ *   score_block(format, q, heads, row, d, b, acc)      acc[h] += scores of block b for the LANES keys at row[]
  *   mix_mx(format, weights, ldw, heads, span, d, b, acc)
  *                                                      acc[h] += weights times block b of a span's values */
 
-/* In variants: a function with the format of a span as a constant, its first parameter. */
+/* Call a function with a span's format as its first argument, a constant. */
 #define WITH_FORMAT(function, span, ...)                                    \
     switch ((span)->format) {                                               \
     case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break;      \
@@ -17,7 +16,8 @@
 
 enum { BLOCK_VECTORS = BLOCK / LANES }; /* of a block */
 
-/* Scores of `heads` query heads over a span, lds apart; the last keys are repeated where there are fewer. */
+/* Write the scores of `heads` query heads over a span, lds apart. Where fewer than LANES keys are left, the last one is
+ * repeated. */
 INLINE TARGET void score_mx(mxd_row_format format, const mxd_act *q, int heads, const mxd_span *span, size_t d,
                             float scale, float *scores, size_t lds) {
     const size_t stride = mxd_row_bytes(format, d);
@@ -32,8 +32,12 @@ INLINE TARGET void score_mx(mxd_row_format format, const mxd_act *q, int heads, 
         UNROLL for (int h = 0; h < heads; h++) {
             VECTOR t = SCALED(acc[h], scale);
             float *at = scores + (size_t)h * lds + j, few[LANES];
-            if (left == LANES) STORE(at, t);
-            else STORE(few, t), memcpy(at, few, left * sizeof *at);
+            if (left == LANES) {
+                STORE(at, t);
+            } else {
+                STORE(few, t);
+                memcpy(at, few, left * sizeof *at);
+            }
         }
     }
 }
@@ -59,9 +63,9 @@ INLINE TARGET void attend_mx(const mxd_act *q, int heads, const mxd_span *spans,
     }
 }
 
-/* Up to HEADS query heads over all spans, n rows, at a time. */
-TARGET static void ATTENTION_MX(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d,
-                                float scale, float *scores, float *out) {
+/* Take up to HEADS query heads at a time over all spans, n rows together. */
+TARGET static void KERNEL(attention_mx)(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d,
+                                        float scale, float *scores, float *out) {
     size_t n = 0, nblocks = d / BLOCK;
     mxd_act some = *q;
     for (size_t s = 0; s < count; s++) n += spans[s].n;

@@ -1,29 +1,25 @@
-/* Pieces shared by the NEON levels. */
+/* Pieces that the NEON levels share. */
 #ifndef MXD_NEON_H
 #define MXD_NEON_H
+
+#include "../level.h"
 
 #if defined(__aarch64__)
 
 #include <arm_neon.h>
-#include <math.h>
-#include <string.h>
-
-#include "kernels.h"
 
 /* Forced, so that numbers of rows and digits are constants and accumulators stay in registers. */
 #define INLINE static inline __attribute__((always_inline))
 
-/* Loops over registers: the compiler must not keep arrays of them in memory. */
-#define UNROLL _Pragma("GCC unroll 8")
+#define VECTOR float32x4_t
+#define INTEGERS int32x4_t
+enum { LANES = 4 };
 
-enum { BLOCK = MXD_BLOCK, TILE = MXD_TILE_ROWS };
-enum { FP4_BYTES = MXD_MXFP4_BLOCK_BYTES, INT8_BYTES = MXD_MXINT8_BLOCK_BYTES };
-
-/* E8M0 bytes of 16 rows to four vectors of f32; the maximum turns code 0 into the subnormal 2^-127. */
+/* Load 16 scales, E8M0 bytes, as four vectors of f32. The maximum turns code 0 into the subnormal 2^-127. */
 INLINE void load_scales(const uint8_t *p, float32x4_t scale[4]) {
     uint8x16_t codes = vld1q_u8(p);
-    const uint16x8_t least = vdupq_n_u16(0x0040);
-    uint16x8_t lo = vmaxq_u16(vshll_n_u8(vget_low_u8(codes), 7), least); /* upper halves of the f32 */
+    const uint16x8_t least = vdupq_n_u16(E8M0_LEAST >> 16); /* upper halves of the f32, as lo and hi are */
+    uint16x8_t lo = vmaxq_u16(vshll_n_u8(vget_low_u8(codes), 7), least);
     uint16x8_t hi = vmaxq_u16(vshll_high_n_u8(codes, 7), least);
     scale[0] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(lo), 16));
     scale[1] = vreinterpretq_f32_u32(vshll_high_n_u16(lo, 16));
@@ -31,16 +27,20 @@ INLINE void load_scales(const uint8_t *p, float32x4_t scale[4]) {
     scale[3] = vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16));
 }
 
-/* E2M1 doubled: what a nibble decodes to. */
+/* Return what nibbles decode to: E2M1 doubled. */
 INLINE int8x16_t e2m1_table(void) {
-    static const int8_t values[16] = {MXD_E2M1X2_ELEMENTS};
+    static const int8_t values[16] = {MXD_E2M1X2(0)};
     return vld1q_s8(values);
 }
 
-/* Forms of a block's elements: nibbles; bytes that were decoded from them, within +-12; any bytes. */
+/* The form of a block's elements: nibbles; bytes that were decoded from them, within +-12; any bytes. */
 typedef enum elements { PACKED, DECODED, INT8 } elements;
 
-/* Columns 8*pair .. 8*pair+3 and the next four, of rows 4v .. 4v+3. */
+INLINE float unit_of(elements form) {
+    return form == INT8 ? MXINT8_UNIT : MXFP4_UNIT;
+}
+
+/* Load columns 8*pair .. 8*pair+3 and the next four, of rows 4v .. 4v+3. */
 INLINE int8x16x2_t load_pair(elements form, const uint8_t *w, int pair, int v) {
     if (form == PACKED) {
         const int8x16_t table = e2m1_table();
@@ -70,7 +70,7 @@ INLINE void next_block(some_rows *x) {
     x->s++;
 }
 
-/* lane i += i+8, then +4, +2, +1: the canonical tree of 16 lanes held as four vectors. */
+/* Reduce 16 lanes, held as four vectors, in the canonical order: lane i += i+8, then +4, +2, +1. */
 INLINE float reduce16(const float32x4_t v[4]) {
     float32x4_t s4 = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
     float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
@@ -79,30 +79,23 @@ INLINE float reduce16(const float32x4_t v[4]) {
 
 /* vminq and vmaxq return NaN for NaN, as the reference's comparisons do. */
 INLINE float32x4_t exp4(float32x4_t x) {
-    x = vminq_f32(x, vdupq_n_f32(88.0f));
-    x = vmaxq_f32(x, vdupq_n_f32(-87.0f));
-    float32x4_t n = vrndnq_f32(vmulq_n_f32(x, 0x1.715476p+0f));
-    float32x4_t r = vfmsq_f32(x, n, vdupq_n_f32(0x1.62e4p-1f));
-    r = vfmsq_f32(r, n, vdupq_n_f32(0x1.7f7d1cp-20f));
-    float32x4_t p = vdupq_n_f32(0x1.a01a02p-13f);
-    p = vfmaq_f32(vdupq_n_f32(0x1.6c16c2p-10f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(0x1.111112p-7f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(0x1.555556p-5f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(0x1.555556p-3f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(0.5f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
-    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
+    x = vminq_f32(x, vdupq_n_f32(EXP_MOST));
+    x = vmaxq_f32(x, vdupq_n_f32(EXP_LEAST));
+    float32x4_t n = vrndnq_f32(vmulq_n_f32(x, EXP_LOG2E));
+    float32x4_t r = vfmsq_f32(x, n, vdupq_n_f32(EXP_LN2_HIGH)), p = vdupq_n_f32(EXP_TERM[0]);
+    r = vfmsq_f32(r, n, vdupq_n_f32(EXP_LN2_LOW));
+    UNROLL for (int i = 1; i < EXP_TERMS; i++) p = vfmaq_f32(vdupq_n_f32(EXP_TERM[i]), p, r);
     int32x4_t power = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23);
     return vmulq_f32(p, vreinterpretq_f32_s32(power)); /* NaN: p is NaN already */
 }
 
-/* Query heads that share the conversion of keys and values, as far as registers go. */
-enum { HEADS = 3, LANES = 4 };
+/* Query heads that share the conversion of keys and values: as many as registers hold. */
+enum { HEADS = 3 };
 
-/* Scores to weights; returns 1 / their sum. */
+/* Turn scores into weights; return the inverse of their sum. */
 INLINE float softmax(float *scores, size_t n) {
     size_t j = 0;
-    float32x4_t most = vdupq_n_f32(-INFINITY); /* vmaxnm passes over NaN, as the reference's comparison does */
+    float32x4_t most = vdupq_n_f32(-INFINITY); /* vmaxnm ignores NaN, as the reference's comparison does */
     for (; j + 4 <= n; j += 4) most = vmaxnmq_f32(most, vld1q_f32(scores + j));
     float max = vmaxnmvq_f32(most);
     for (; j < n; j++) max = scores[j] > max ? scores[j] : max;

@@ -3,76 +3,16 @@
 
 #if defined(__aarch64__)
 
-INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
-    for (int i = 0; i < 8; i += 4) {
-        int16x8_t a = vcombine_s16(vmovn_s32(v[i]), vmovn_s32(v[i + 1]));
-        int16x8_t b = vcombine_s16(vmovn_s32(v[i + 2]), vmovn_s32(v[i + 3]));
-        vst1q_s8(out + 4 * i, vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
-    }
-}
-
-/* minus MXD_E2M1_BIAS times the sums of a digit over columns 0 and 1, and 2 and 3, modulo 4 */
-INLINE void store_bias(int16_t *bias, const int8_t *q) {
-    int16x8_t pairs = vpadalq_s8(vpaddlq_s8(vld1q_s8(q)), vld1q_s8(q + 16));
-    int16x4_t sums = vadd_s16(vget_low_s16(pairs), vget_high_s16(pairs));
-    sums = vmul_n_s16(vadd_s16(sums, vext_s16(sums, sums, 2)), -MXD_E2M1_BIAS);
-    int32_t both = vget_lane_s32(vreinterpret_s32_s16(sums), 0);
-    memcpy(bias, &both, 4);
-}
-
-static void mxd_quantize_neon(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
-    const float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
-    for (size_t m = 0; m < rows; m++) {
-        for (size_t b = 0; b < k / BLOCK; b++) {
-            const float *v = x + m * ldx + b * BLOCK;
-            size_t at = m * (k / BLOCK) + b;
-            int16_t *bias = out->bias + at * (out->lo ? 4 : 2);
-            float32x4_t in[8];
-            uint32x4_t amax4 = vdupq_n_u32(0);
-            for (int i = 0; i < 8; i++) {
-                in[i] = vld1q_f32(v + 4 * i);
-                amax4 = vmaxq_u32(amax4, vreinterpretq_u32_f32(vabsq_f32(in[i])));
-            }
-            uint32_t amax = vmaxvq_u32(amax4);
-            int fault = amax >= 0x7f800000u;
-            float largest;
-            memcpy(&largest, &amax, 4);
-            if (fault || largest < MXD_ACT_TINY) {
-                memset(out->q + at * BLOCK, 0, BLOCK);
-                if (out->lo) memset(out->lo + at * BLOCK, 0, BLOCK);
-                out->s[at] = fault ? NAN : 0;
-                memset(bias, 0, out->lo ? 8 : 4);
-                continue;
-            }
-            float upscale = steps / largest;
-            int32x4_t value[8], high[8];
-            for (int i = 0; i < 8; i++) value[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], upscale));
-            if (out->lo) {
-                for (int i = 0; i < 8; i++) {
-                    high[i] = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_f32_s32(value[i]), 1.0f / MXD_ACT_DIGIT));
-                    value[i] = vmlsq_n_s32(value[i], high[i], MXD_ACT_DIGIT);
-                }
-                store_bytes(out->q + at * BLOCK, high);
-                store_bytes(out->lo + at * BLOCK, value);
-                store_bias(bias + 2, out->lo + at * BLOCK);
-            } else {
-                store_bytes(out->q + at * BLOCK, value);
-            }
-            store_bias(bias, out->q + at * BLOCK);
-            out->s[at] = largest / steps;
-        }
-    }
-}
+#define TARGET
+#define KERNEL(op) mxd_##op##_neon
 
 /* ---- matrix products ---- */
 
-#define TARGET
-#define MATMUL(format) mxd_matmul_##format##_neon
 enum { FEW_UNITS = 2, UNITS = 2, VECTORS = 4 };
 
-/* Products of 4 rows x 4 columns with broadcast digits, in 8 lanes of int16 for two rows each. Assembler, because the
- * compiler sees that both halves of a broadcast are equal and then brings the weights' upper half down with an
- * instruction more; volatile, so that it doesn't move these so far that it spills accumulators. */
+/* Multiply 4 rows x 4 columns by broadcast digits, into 8 lanes of int16 for two rows each. Assembler, because the
+ * compiler sees that both halves of a broadcast are equal and then spends an instruction on moving the weights' upper
+ * half down; volatile, so that it does not move these so far that it spills accumulators. */
 INLINE void multiply(int8x16_t w, int8x16_t q, int16x8_t *d01, int16x8_t *d23) {
     __asm__ volatile("smull %0.8h, %1.8b, %2.8b" : "=w"(*d01) : "w"(w), "w"(q));
     __asm__ volatile("smull2 %0.8h, %1.16b, %2.16b" : "=w"(*d23) : "w"(w), "w"(q));
@@ -83,14 +23,14 @@ INLINE void multiply_add(int8x16_t w, int8x16_t q, int16x8_t *d01, int16x8_t *d2
     __asm__ volatile("smlal2 %0.8h, %1.16b, %2.16b" : "+w"(*d23) : "w"(w), "w"(q));
 }
 
-/* Columns 8*pair .. 8*pair+3 of a digit row in every lane of q0, the next four in q1. */
+/* Load columns 8*pair .. 8*pair+3 of a digit row into every lane of q0, the next four into those of q1. */
 INLINE void broadcast_pair(const int8_t *q, int pair, int8x16_t *q0, int8x16_t *q1) {
     int32x2_t eight = vreinterpret_s32_s8(vld1_s8(q + 8 * pair));
     *q0 = vreinterpretq_s8_s32(vdupq_lane_s32(eight, 0));
     *q1 = vreinterpretq_s8_s32(vdupq_lane_s32(eight, 1));
 }
 
-/* 2 rows x 4 columns in each vector: products accumulate in int16 (8 groups of columns of at most 12*127 fit), and the
+/* Each vector holds 2 rows x 4 columns. Products accumulate in int16 (8 groups of columns of at most 12*127 fit); the
  * four columns of a row are added at the end of the block. */
 INLINE void dots_small(elements form, const uint8_t *w, const int8_t *const q[UNITS], int units, int v0,
                        int V, int32x4_t d[UNITS][4]) {
@@ -111,7 +51,7 @@ INLINE void dots_small(elements form, const uint8_t *w, const int8_t *const q[UN
         UNROLL for (int v = 0; v < V; v++) d[u][v] = vpaddlq_s16(vpaddq_s16(d01[u][v], d23[u][v]));
 }
 
-/* int8 x int8 products reach 128*127, so two groups fit int16 before they are widened. */
+/* Products of int8 x int8 reach 128*127, so that two groups fit int16 before they are widened. */
 INLINE void dots_int8(const uint8_t *w, const int8_t *const q[UNITS], int units, int v0, int V,
                       int32x4_t d[UNITS][4]) {
     int32x4_t d01[UNITS][4], d23[UNITS][4];
@@ -139,9 +79,9 @@ INLINE void dots(elements form, const uint8_t *w, const int8_t *const q[UNITS], 
     else dots_small(form, w, q, units, v0, V, d);
 }
 
-#include "neon_matmul.h"
+#include "matmul_template.h"
 
-static float mxd_rmsnorm_neon(const float *x, const float *w, size_t n, float eps, float *y) {
+static float KERNEL(rmsnorm)(const float *x, const float *w, size_t n, float eps, float *y) {
     float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
     for (size_t i = 0; i < n; i += 16) /* n is a multiple of 32 */
         for (int j = 0; j < 4; j++) {
@@ -158,7 +98,7 @@ INLINE float32x4_t load_f16(const uint16_t *p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
 
-/* Scores of `heads` query heads, a constant, so that a key is converted once for all of them. */
+/* Write the scores of `heads` query heads, a constant, so that a key is converted once for all of them. */
 INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t d, float scale, float *scores) {
     for (size_t j = 0; j < n; j++) {
         float32x4_t lane[HEADS][4];
@@ -174,7 +114,7 @@ INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t
     }
 }
 
-/* 4 * V values of every head's output, from v and out on. */
+/* Write 4 * V values of every head's output, from v and out on. */
 INLINE void mix(const float *scores, const float *inverse, int heads, int V, const uint16_t *v, size_t n, size_t d,
                 float *out) {
     float32x4_t acc[HEADS][8];
@@ -191,8 +131,7 @@ INLINE void mix(const float *scores, const float *inverse, int heads, int V, con
             vst1q_f32(out + (size_t)h * d + 4 * (size_t)i, vmulq_n_f32(acc[h][i], inverse[h]));
 }
 
-#define ATTENTION mxd_attention_neon
-#include "attention.h"
+#include "../attention_template.h"
 
 /* Two products of at most 127 x 127 fit 16 bits. */
 INLINE int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
@@ -204,11 +143,11 @@ INLINE int32x4_t dot32(const int8x16_t a[2], const int8x16_t b[2]) {
     return sum;
 }
 
-#define ATTENTION_MX mxd_attention_mx_neon
-#include "neon_attention_mx.h"
-/* ---- rows of the KV cache ---- */
+#include "mx_blocks_template.h"
 
-static void mxd_hadamard_neon(float *x, size_t d) {
+/* ---- quantizing, and rows of the KV cache ---- */
+
+static void KERNEL(hadamard)(float *x, size_t d) {
     const size_t block = d & -d;
     const float scale = 1.0f / sqrtf((float)block);
     const uint32x4_t odd = {0, 0x80000000u, 0, 0x80000000u}, upper = {0, 0, 0x80000000u, 0x80000000u};
@@ -228,7 +167,6 @@ static void mxd_hadamard_neon(float *x, size_t d) {
     for (size_t i = 0; i < d; i += 4) vst1q_f32(x + i, vmulq_n_f32(vld1q_f32(x + i), scale));
 }
 
-/* Load a block; returns the bits of its largest magnitude. */
 INLINE uint32_t load_block(const float *x, float32x4_t in[8]) {
     uint32x4_t most = vdupq_n_u32(0);
     UNROLL for (int i = 0; i < 8; i++) {
@@ -238,42 +176,64 @@ INLINE uint32_t load_block(const float *x, float32x4_t in[8]) {
     return vmaxvq_u32(most);
 }
 
-INLINE float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
+INLINE void round_block(const float32x4_t in[8], float up, int32x4_t out[8]) {
+    UNROLL for (int i = 0; i < 8; i++) out[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], up));
 }
 
-/* Whether a block with this largest magnitude has a scale of its own; else its code and zeros are written. */
-INLINE int is_present(uint32_t largest, uint8_t *elements, size_t bytes, uint8_t *code) {
-    if (largest < 0x7f800000u && from_bits(largest) >= MXD_ACT_TINY) return 1;
-    memset(elements, 0, bytes);
-    *code = largest >= 0x7f800000u ? MXD_CODE_FAULT : 0;
-    return 0;
-}
-
-static void mxd_store_mxint8_neon(const float *x, size_t d, uint8_t *row) {
-    for (size_t b = 0; b < d / BLOCK; b++) {
-        float32x4_t in[8];
-        int32x4_t q[8];
-        uint32_t largest = load_block(x + b * BLOCK, in);
-        if (!is_present(largest, row + b * BLOCK, BLOCK, row + d + b)) continue;
-        float up = from_bits((127 + 6 + 127 - (largest >> 23)) << 23);
-        UNROLL for (int i = 0; i < 8; i++)
-            q[i] = vmaxq_s32(vminq_s32(vcvtnq_s32_f32(vmulq_n_f32(in[i], up)), vdupq_n_s32(127)), vdupq_n_s32(-127));
-        store_bytes((int8_t *)row + b * BLOCK, q);
-        row[d + b] = (uint8_t)(largest >> 23);
+INLINE void split_digits(int32x4_t v[8], int32x4_t high[8]) {
+    UNROLL for (int i = 0; i < 8; i++) {
+        high[i] = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_f32_s32(v[i]), 1.0f / MXD_ACT_DIGIT));
+        v[i] = vmlsq_n_s32(v[i], high[i], MXD_ACT_DIGIT);
     }
 }
 
-/* 32 codes of four bits as 16 bytes. */
-INLINE void store_codes(const int32x4_t codes[8], uint8_t *out) {
+INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
+    UNROLL for (int i = 0; i < 8; i += 4) {
+        int16x8_t a = vcombine_s16(vmovn_s32(v[i]), vmovn_s32(v[i + 1]));
+        int16x8_t b = vcombine_s16(vmovn_s32(v[i + 2]), vmovn_s32(v[i + 3]));
+        vst1q_s8(out + 4 * i, vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
+    }
+}
+
+INLINE void store_digits(int8_t *q, int16_t *bias, const int32x4_t v[8]) {
+    store_bytes(q, v);
+    int16x8_t pairs = vpadalq_s8(vpaddlq_s8(vld1q_s8(q)), vld1q_s8(q + 16));
+    int16x4_t sums = vadd_s16(vget_low_s16(pairs), vget_high_s16(pairs));
+    sums = vmul_n_s16(vadd_s16(sums, vext_s16(sums, sums, 2)), -MXD_E2M1_BIAS);
+    int32_t both = vget_lane_s32(vreinterpret_s32_s16(sums), 0);
+    memcpy(bias, &both, 4);
+}
+
+INLINE void store_clamped(int8_t *out, const int32x4_t v[8]) {
+    int32x4_t q[8];
+    UNROLL for (int i = 0; i < 8; i++) q[i] = vmaxq_s32(vminq_s32(v[i], vdupq_n_s32(127)), vdupq_n_s32(-127));
+    store_bytes(out, q);
+}
+
+INLINE void store_codes(uint8_t *out, const int32x4_t codes[8]) {
     uint8_t bytes[BLOCK];
     store_bytes((int8_t *)bytes, codes);
     vst1q_u8(out, vorrq_u8(vld1q_u8(bytes), vshlq_n_u8(vld1q_u8(bytes + 16), 4)));
 }
 
-/* The nearest E2M1 magnitudes. */
+/* Return |x| * up. */
+INLINE float32x4_t magnitudes(float32x4_t x, float up) {
+    return vmulq_n_f32(vabsq_f32(x), up);
+}
+
+/* Return sign bits as 8. */
+INLINE uint32x4_t signs(float32x4_t x) {
+    return vshlq_n_u32(vshrq_n_u32(vreinterpretq_u32_f32(x), 31), 3);
+}
+
+/* Return how many of the bounds each value exceeds. */
+INLINE uint32x4_t count_exceeded(float32x4_t a, const float bounds[7]) {
+    uint32x4_t count = vdupq_n_u32(0);
+    UNROLL for (int i = 0; i < 7; i++) count = vsubq_u32(count, vcgtq_f32(a, vdupq_n_f32(bounds[i])));
+    return count;
+}
+
+/* Return the nearest E2M1 magnitudes. */
 INLINE float32x4_t round_e2m1(float32x4_t a) {
     uint32x4_t small = vcltq_f32(a, vdupq_n_f32(2)), middle = vcltq_f32(a, vdupq_n_f32(4));
     const float32x4_t half = vdupq_n_f32(0.5f), one = vdupq_n_f32(1), two = vdupq_n_f32(2);
@@ -285,97 +245,46 @@ INLINE float32x4_t round_e2m1(float32x4_t a) {
 INLINE float error_e2m1(const float32x4_t in[8], float up) {
     float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
     UNROLL for (int i = 0; i < 8; i++) {
-        float32x4_t a = vmulq_n_f32(vabsq_f32(in[i]), up), u = vsubq_f32(a, round_e2m1(a));
+        float32x4_t a = magnitudes(in[i], up), u = vsubq_f32(a, round_e2m1(a));
         lane[i % 4] = vfmaq_f32(lane[i % 4], u, u);
     }
     return reduce16(lane);
 }
 
-/* How many of the bounds each value exceeds. */
-INLINE uint32x4_t count_exceeded(float32x4_t a, const float bounds[7]) {
-    uint32x4_t count = vdupq_n_u32(0);
-    UNROLL for (int i = 0; i < 7; i++) count = vsubq_u32(count, vcgtq_f32(a, vdupq_n_f32(bounds[i])));
-    return count;
+INLINE int32x4_t codes_e2m1(float32x4_t x, float up) {
+    static const float below[7] = {0, 0.5f, 1, 1.5f, 2, 3, 4}; /* the magnitude before that of each code from 1 on */
+    uint32x4_t code = count_exceeded(round_e2m1(magnitudes(x, up)), below);
+    return vreinterpretq_s32_u32(vorrq_u32(code, vandq_u32(signs(x), vcgtq_u32(code, vdupq_n_u32(0)))));
 }
 
-INLINE uint32x4_t sign_bit(float32x4_t x) { /* as 8 */
-    return vshlq_n_u32(vshrq_n_u32(vreinterpretq_u32_f32(x), 31), 3);
+/* Return the codes of the levels nearest to four magnitudes. */
+INLINE uint32x4_t levels_normal4(float32x4_t a) {
+    static const float bounds[7] = {MXD_NORMAL4_BOUNDS};
+    return count_exceeded(a, bounds);
 }
 
-static void mxd_store_mxfp4_neon(const float *x, size_t d, uint8_t *row) {
-    static const float below[7] = {0, 0.5f, 1, 1.5f, 2, 3, 4}; /* each magnitude's neighbour */
-    for (size_t b = 0; b < d / BLOCK; b++) {
-        float32x4_t in[8];
-        int32x4_t codes[8];
-        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
-        uint32_t largest = load_block(x + b * BLOCK, in);
-        if (!is_present(largest, out, BLOCK / 2, code)) continue;
-        uint32_t e = (largest >> 23) - 2; /* biased; the inverse of 2^e has the code 254 - e */
-        e += 4 * error_e2m1(in, from_bits((253 - e) << 23)) < error_e2m1(in, from_bits((254 - e) << 23));
-        UNROLL for (int i = 0; i < 8; i++) {
-            float32x4_t a = round_e2m1(vmulq_n_f32(vabsq_f32(in[i]), from_bits((254 - e) << 23)));
-            uint32x4_t c = count_exceeded(a, below);
-            codes[i] = vreinterpretq_s32_u32(vorrq_u32(c, vandq_u32(sign_bit(in[i]), vcgtq_u32(c, vdupq_n_u32(0)))));
-        }
-        store_codes(codes, out);
-        *code = (uint8_t)e;
-    }
-}
-
-static const float NORMAL4_BOUNDS[7] = {MXD_NORMAL4_BOUNDS};
-
-INLINE float error_normal4(const float32x4_t in[8], float scale) {
+INLINE float error_normal4(const float32x4_t in[8], float up) {
     static const uint8_t levels[16] = {MXD_NORMAL4_LEVELS};
-    const float up = 1.0f / scale;
     float32x4_t lane[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
     UNROLL for (int i = 0; i < 8; i++) {
-        float32x4_t a = vmulq_n_f32(vabsq_f32(in[i]), up);
-        uint8x16_t found = vqtbl1q_u8(vld1q_u8(levels), vreinterpretq_u8_u32(count_exceeded(a, NORMAL4_BOUNDS)));
+        float32x4_t a = magnitudes(in[i], up);
+        uint8x16_t found = vqtbl1q_u8(vld1q_u8(levels), vreinterpretq_u8_u32(levels_normal4(a)));
         uint32x4_t level = vandq_u32(vreinterpretq_u32_u8(found), vdupq_n_u32(255));
         float32x4_t u = vsubq_f32(a, vcvtq_f32_u32(level));
         lane[i % 4] = vfmaq_f32(lane[i % 4], u, u);
     }
-    return reduce16(lane) * scale * scale;
+    return reduce16(lane);
 }
 
-INLINE float normal4_scale(int32_t code) {
-    return from_bits((uint32_t)(code + MXD_NORMAL4_CODES) << 20);
+INLINE int32x4_t codes_normal4(float32x4_t x, float up) {
+    return vreinterpretq_s32_u32(vorrq_u32(levels_normal4(magnitudes(x, up)), signs(x)));
 }
 
-INLINE int32_t best_scale(const float32x4_t in[8], uint32_t largest) {
-    float x = from_bits(largest) / 127, least = INFINITY;
-    memcpy(&largest, &x, 4);
-    int32_t first = (int32_t)(largest >> 20) - MXD_NORMAL4_CODES, best = 254;
-    for (int32_t c = first + MXD_NORMAL4_FIRST; c <= first + MXD_NORMAL4_LAST; c++) {
-        int32_t code = c < 0 ? 0 : c > 254 ? 254 : c;
-        float error = error_normal4(in, normal4_scale(code));
-        if (error < least) least = error, best = code;
-    }
-    return best;
-}
+#include "../quantize_template.h"
 
-static void mxd_store_normal4_neon(const float *x, size_t d, uint8_t *row) {
-    for (size_t b = 0; b < d / BLOCK; b++) {
-        float32x4_t in[8];
-        int32x4_t codes[8];
-        uint8_t *out = row + b * (BLOCK / 2), *code = row + d / 2 + b;
-        uint32_t largest = load_block(x + b * BLOCK, in);
-        if (largest >= 0x7f800000u) {
-            memset(out, 0, BLOCK / 2);
-            *code = MXD_CODE_FAULT;
-            continue;
-        }
-        *code = (uint8_t)best_scale(in, largest);
-        float up = 1.0f / normal4_scale(*code);
-        UNROLL for (int i = 0; i < 8; i++) {
-            uint32x4_t c = count_exceeded(vmulq_n_f32(vabsq_f32(in[i]), up), NORMAL4_BOUNDS);
-            codes[i] = vreinterpretq_s32_u32(vorrq_u32(c, sign_bit(in[i])));
-        }
-        store_codes(codes, out);
-    }
-}
+/* ---- vectors ---- */
 
-static void mxd_silu_mul_neon(const float *gate, const float *up, size_t n, float *out) {
+static void KERNEL(silu_mul)(const float *gate, const float *up, size_t n, float *out) {
     for (size_t i = 0; i < n; i += 4) { /* n is a multiple of 32 */
         float32x4_t g = vld1q_f32(gate + i);
         float32x4_t sigmoid_inverse = vaddq_f32(vdupq_n_f32(1.0f), exp4(vnegq_f32(g)));
@@ -383,19 +292,19 @@ static void mxd_silu_mul_neon(const float *gate, const float *up, size_t n, floa
     }
 }
 
-static void mxd_add_neon(float *x, const float *y, size_t n) {
+static void KERNEL(add)(float *x, const float *y, size_t n) {
     size_t i = 0;
     for (; i + 4 <= n; i += 4) vst1q_f32(x + i, vaddq_f32(vld1q_f32(x + i), vld1q_f32(y + i)));
     for (; i < n; i++) x[i] += y[i];
 }
 
-static void mxd_to_f16_neon(const float *x, size_t n, uint16_t *out) {
+static void KERNEL(to_f16)(const float *x, size_t n, uint16_t *out) {
     size_t i = 0;
     for (; i + 4 <= n; i += 4) vst1_u16(out + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i))));
     for (; i < n; i++) out[i] = mxd_f32_to_f16(x[i]);
 }
 
-static void mxd_exp_weights_neon(const float *x, size_t n, float scale, float max, float *w) {
+static void KERNEL(exp_weights)(const float *x, size_t n, float scale, float max, float *w) {
     size_t i = 0;
     for (; i + 4 <= n; i += 4)
         vst1q_f32(w + i, exp4(vmulq_n_f32(vsubq_f32(vld1q_f32(x + i), vdupq_n_f32(max)), scale)));
@@ -419,6 +328,4 @@ void mxd_kernels_init_neon(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, exp_weights, neon);
 }
 
-#else
-typedef int mxd_neon_not_on_this_architecture;
 #endif
