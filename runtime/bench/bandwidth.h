@@ -2,7 +2,7 @@
 #ifndef MXD_BANDWIDTH_H
 #define MXD_BANDWIDTH_H
 
-#include "status.h"
+#include "../src/status.h"
 
 typedef struct mxd_bandwidth mxd_bandwidth;
 

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "clock.h"
-#include "cpu.h"
-#include "threads.h"
+#include "../src/clock.h"
+#include "../src/cpu.h"
+#include "../src/threads.h"
 
 enum { LEAST_BYTES = 64 << 20, CACHES = 4 };
 
