@@ -595,7 +595,7 @@ class Sequence(_Handle):
     def cache(self) -> CacheUse:
         """What the KV cache of this sequence holds now."""
         raw = load().ffi.new("mxd_kv_use *")
-        load().lib.mxd_seq_kv(self._pointer, raw)
+        load().lib.mxd_seq_get_kv(self._pointer, raw)
         return CacheUse(*(getattr(raw, name) for name in CacheUse._fields))
 
     @property
