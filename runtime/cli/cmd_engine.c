@@ -5,16 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Writes an allocated text to stdout and frees it. */
+/* Write an allocated text to stdout and free it. */
 static int emit_text(char *text) {
     int code = emit(text, strlen(text));
     free(text);
     return code;
 }
 
-/* Whether an option's FILE is standard output; NULL: not given. */
+/* Return whether an option's FILE (NULL: not given) is standard output. */
 static bool is_stdout(const char *path) {
-    return path != NULL && strcmp(path, "-") == 0;
+    return path && !strcmp(path, "-");
 }
 
 static int verify(const settings *s, session *run) {
@@ -23,9 +23,9 @@ static int verify(const settings *s, session *run) {
     mxd_error error;
     char digest[65];
     mxd_status status = mxd_verify(run->engine, digest, &error);
-    if (status == MXD_OK || status == MXD_ERR_MISMATCH)
+    if (!status || status == MXD_ERR_MISMATCH)
         if ((code = emit_text(format_text("%s\n", digest)))) return code;
-    return status == MXD_OK ? EXIT_DONE : fail_status(&error);
+    return status ? fail_status(&error) : EXIT_DONE;
 }
 
 int run_verify(const settings *s) {
@@ -35,7 +35,7 @@ int run_verify(const settings *s) {
     return code;
 }
 
-/* The results in a format, to a file or for "-" to stdout. */
+/* Write the results in a format to a file, or to stdout for "-". */
 static int emit_bench(const mxd_bench *results, mxd_bench_format format, const char *path) {
     size_t size = mxd_bench_text(results, format, NULL, 0) + 1;
     char *text = allocate(size);
@@ -46,7 +46,7 @@ static int emit_bench(const mxd_bench *results, mxd_bench_format format, const c
     return code;
 }
 
-/* The drafters that --draft names, as bits: its words are those of mxd_draft, then "all". */
+/* Return the drafters that --draft names, as bits. */
 static uint32_t drafts_of(const settings *s, const mxd_model *model) {
     mxd_model_info info;
     mxd_model_get_info(model, &info);
@@ -68,8 +68,8 @@ static int bench(const settings *s, session *run) {
     mxd_bench *results;
     if (mxd_bench_run(run->engine, &options, &results, &error)) return fail_status(&error);
     if (!is_stdout(s->csv) && !is_stdout(s->json)) code = emit_bench(results, MXD_BENCH_TABLE, "-");
-    if (code == EXIT_DONE && s->csv != NULL) code = emit_bench(results, MXD_BENCH_CSV, s->csv);
-    if (code == EXIT_DONE && s->json != NULL) code = emit_bench(results, MXD_BENCH_JSON, s->json);
+    if (!code && s->csv) code = emit_bench(results, MXD_BENCH_CSV, s->csv);
+    if (!code && s->json) code = emit_bench(results, MXD_BENCH_JSON, s->json);
     mxd_bench_close(&results);
     return code;
 }
@@ -94,7 +94,8 @@ static int info_model(session *run) {
     char *bos = i.bos == UINT32_MAX ? format_text("none") : format_text("%u", (unsigned)i.bos);
     char *line = plan_line(&plan);
     char *text = format_text("bundle %s\nfile_bytes %llu\nhidden %u\nlayers %u\nheads %u\nkv_heads %u\nhead_dim %u\n"
-                             "ffn %u\nvocab %u\nmax_positions %u\nprecisions %s\ndrafters %s%s\nbos %s\nprovenance %s\n%s\n",
+                             "ffn %u\nvocab %u\nmax_positions %u\nprecisions %s\ndrafters %s%s\nbos %s\n"
+                             "provenance %s\n%s\n",
                              i.path, (unsigned long long)i.file_bytes, (unsigned)i.hidden, (unsigned)i.layers,
                              (unsigned)i.heads, (unsigned)i.kv_heads, (unsigned)i.head_dim, (unsigned)i.ffn,
                              (unsigned)i.vocab, (unsigned)i.max_positions, i.has_residual ? "base full" : "base",
@@ -109,15 +110,15 @@ int run_info(const settings *s) {
     int code;
     session run = {0};
     /* The bundle first: a refusal leaves stdout empty. */
-    if (s->bundle != NULL && (code = open_model(s->bundle, &run))) return code;
+    if (s->bundle && (code = open_model(s->bundle, &run))) return code;
     code = emit_text(format_text("version %s\nthreads %u\n", mxd_version(), (unsigned)mxd_default_threads()));
-    if (code == EXIT_DONE && s->cpu) {
+    if (!code && s->cpu) {
         size_t size = mxd_cpu_describe(NULL, 0) + 1;
         char *kernels = allocate(size);
         mxd_cpu_describe(kernels, size);
         code = emit_text(kernels);
     }
-    if (code == EXIT_DONE && s->bundle != NULL) code = info_model(&run);
+    if (!code && s->bundle) code = info_model(&run);
     session_close(&run);
     return code;
 }

@@ -1,4 +1,4 @@
-/* mxdraft on the device: one command a process (cli.h is the map). */
+/* mxdraft on the device: each process runs one command (cli.h is the map). */
 #include "cli.h"
 
 int main(int argc, char **argv) {
@@ -6,5 +6,5 @@ int main(int argc, char **argv) {
     int code;
     terminal_init();
     command_function *run = parse_arguments(argc, argv, &s, &code);
-    return run != NULL ? run(&s) : code;
+    return run ? run(&s) : code;
 }

@@ -104,10 +104,14 @@ engine_options = options(
         "--precision", ("auto", "base", "full"), "auto", "Weight planes; auto = full where it matters."
     ),
     click.option(
-        "--core-fraction", type=real(0, 1), help="Tokens at full precision under auto; else the bundle's."
+        "--core-fraction",
+        type=real(0, 1),
+        help="Under auto: tokens at full precision, 0..1; unset: the bundle's.",
     ),
     click.option(
-        "--catch-up", type=whole(1, 32), help="Most tokens from one full pass to the next; else the bundle's."
+        "--catch-up",
+        type=whole(1, 32),
+        help="Under auto: most tokens between full passes; unset: the bundle's.",
     ),
 )
 
@@ -119,7 +123,7 @@ cache_options = options(
         "--kv-budget",
         type=real(0, 8.25),
         default="0",
-        help="Tiered: mean bits of a value, context full; 0 = the bundle's.",
+        help="Tiered: mean bits a value, context full; 0 = bundle's.",
     ),
 )
 
@@ -134,7 +138,10 @@ sampling_options = options(
     click.option("--top-k", type=whole(0, 1 << 20), default="0", help="Keep the k likeliest; 0 = off."),
     click.option("--top-p", type=real(0, 1), default="1", help="Keep this probability mass; 1 = off."),
     click.option(
-        "--min-p", type=real(0, 1), default="0", help="Keep this share of the likeliest's; 0 = off."
+        "--min-p",
+        type=real(0, 1),
+        default="0",
+        help="Keep what has this share of the top probability; 0 = off.",
     ),
     click.option("--repeat-penalty", type=real(0.1, 10), default="1", help="Against repetition; 1 = off."),
     click.option("--seed", type=whole(0, (1 << 64) - 1), default="0", help="Seed of the sampling noise."),
@@ -149,7 +156,7 @@ draft_options = options(
         "auto",
         "Who drafts; never changes the text, only the speed.",
     ),
-    click.option("--draft-max", type=whole(1, 15), default="8", help="Most drafted tokens of a step."),
+    click.option("--draft-max", type=whole(1, 15), default="8", help="Most drafted tokens in a step."),
 )
 
 

@@ -100,9 +100,9 @@ def _verify_full(
     "--draft",
     ("auto", "off", "ngram", "model", "all"),
     "off",
-    "Compare drafting with plain decoding, too.",
+    "Also compare drafting with plain decoding.",
 )
-@click.option("--repeat", type=whole(1, 1000), default="3", help="Measured runs, after one that is not.")
+@click.option("--repeat", type=whole(1, 1000), default="3", help="Measured runs, after one to warm up.")
 @click.option("--csv", metavar="FILE", help="Write the results as CSV; - = instead of the table.")
 @click.option(
     "--json", "json_path", metavar="FILE", help="Write the results as JSON; - = instead of the table."
@@ -119,7 +119,7 @@ def bench(
     kv_budget: float,
     **engine: Unpack[EngineOptions],
 ) -> None:
-    """Measure prefill, decode, steps of several rows and of 48 sequences, beside the read bandwidth."""
+    """Measure prefill, decode, steps of several rows and of 48 sequences, and the read bandwidth."""
     if csv == json_path == "-":
         raise UsageError("--csv and --json cannot both go to standard output")
     Interrupt()

@@ -132,7 +132,7 @@ def chat(bundle: str, limit: int, system: str | None, stats: str, **run: Unpack[
 @model_option
 @text_options
 @click.option("--chat", is_flag=True, help="Through the chat template, as generate does without --raw.")
-@click.option("--decode", is_flag=True, help="The other way: ids separated by white space to text.")
+@click.option("--decode", is_flag=True, help="Decode instead: ids, separated by white space, to text.")
 def tokenize(
     bundle: str, text: str | None, file: str | None, stdin: str | None, chat: bool, decode: bool
 ) -> None:
