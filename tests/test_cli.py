@@ -23,8 +23,7 @@ import tiny
 from mxdraft.bundle import HEADER, SECTION_ENTRY, Bundle
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime import Engine, Model, Timeline
 
 ROOT = Path(__file__).parents[1]
 PYTHON = (sys.executable, "-m", "mxdraft.cli")

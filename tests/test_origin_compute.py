@@ -21,8 +21,7 @@ from mxdraft.origin_compute import (
     log_odds,
     measure,
 )
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime.engine import DraftRecord
+from mxdraft.runtime import DraftRecord, Engine, Model
 
 PROMPTS = [[3 + i, 40 + 2 * i, 9, 3 + i, 40 + 2 * i] for i in range(12)]
 

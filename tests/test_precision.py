@@ -18,8 +18,7 @@ from mxdraft.bundle import Bundle
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.runtime.engine import TokenRecord
+from mxdraft.runtime import Engine, Model, Sequence, TokenRecord
 from mxdraft.schedule import FRACTIONS, Schedule
 
 MIXED: dict[str, Any] = {"core_fraction": 0.1, "catch_up": 4, "draft": "off"}

@@ -22,8 +22,7 @@ from mxdraft.corpus import repetition
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import replacing
 from mxdraft.npz import reading_npz
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as RuntimeSequence
+from mxdraft.runtime import Engine, Model, Timeline
 
 LOW_REPETITION = 0.15  # share of repeated 4-grams in an answer, below which it says something
 _LANES = 8
@@ -111,11 +110,11 @@ def write_rollouts(
     if path.exists():
         return _load(path, [(prompts[i].task, chats[i], i) for i in fitting], temperature)
     found: dict[int, Rollout] = {}
-    with Engine(model, ctx, 1, "base", max_seqs=_LANES) as engine:
+    with Engine(model, ctx=ctx, threads=1, precision="base", max_seqs=_LANES) as engine:
         waiting = iter(fitting)
 
-        def begin(i: int) -> tuple[int, RuntimeSequence]:
-            sequence = RuntimeSequence(engine, temperature=temperature, seed=i, max_tokens=tokens)
+        def begin(i: int) -> tuple[int, Timeline]:
+            sequence = Timeline(engine, temperature=temperature, seed=i, max_tokens=tokens)
             sequence.prompt(chats[i])
             return i, sequence
 

@@ -25,8 +25,7 @@ from mxdraft.origin_precision import (
     score,
 )
 from mxdraft.prompts import PROMPTS
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as RuntimeSequence
+from mxdraft.runtime import Engine, Model, Timeline
 from mxdraft.schedule import FRACTIONS, Schedule
 
 Document = NDArray[np.int64]
@@ -43,7 +42,7 @@ def own_text(model: Model, prompts: Sequence[str], tokens: int, threads: int) ->
     with Engine(model, ctx=_WINDOW, threads=threads, precision="full") as engine:
         for prompt in prompts:
             ids = model.chat([("user", prompt)])
-            with RuntimeSequence(engine, max_tokens=tokens) as sequence:
+            with Timeline(engine, max_tokens=tokens) as sequence:
                 for _ in sequence.generate(ids[: _WINDOW - 1]):
                     pass
                 documents.append(np.array(sequence.tokens, np.int64))

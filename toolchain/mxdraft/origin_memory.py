@@ -18,9 +18,7 @@ from mxdraft.bundle import Bundle, BundleWriter
 from mxdraft.evaluate import log_softmax
 from mxdraft.files import replacing
 from mxdraft.origin_compute import having_read
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
-from mxdraft.runtime.engine import KV, Precision
+from mxdraft.runtime import KV, Engine, Model, Precision, Timeline
 from mxdraft.schedule import KV_BLOCK, Schedule, Weights
 
 TAIL = 256  # positions at the end of a window that are compared
@@ -191,7 +189,9 @@ def measure_speed(
             read = {}
             for kv in FORMATS:
                 engine = stack.enter_context(
-                    Engine(model, ctx, threads, precision, max_seqs=2, draft="off", kv=kv)
+                    Engine(
+                        model, ctx=ctx, threads=threads, precision=precision, max_seqs=2, draft="off", kv=kv
+                    )
                 )
                 read[kv] = stack.enter_context(having_read(engine, ids[:length]))
             for _ in range(rounds):

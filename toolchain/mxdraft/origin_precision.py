@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from mxdraft import logistic
 from mxdraft.bundle import Bundle
 from mxdraft.evaluate import LogProbabilities, log_softmax
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as RuntimeSequence
-from mxdraft.runtime.engine import CoreRule, TokenRecord
+from mxdraft.runtime import CoreRule, Engine, Model, Timeline, TokenRecord
 from mxdraft.schedule import FRACTIONS, Schedule, Weights
 
 Documents = Sequence[NDArray[np.integer]]
@@ -172,7 +170,7 @@ _Rules = Callable[[int], CoreRule]
 
 
 def _logits(engine: Engine, document: NDArray[np.integer], rule: CoreRule | None) -> NDArray[np.float32]:
-    with RuntimeSequence(engine) as sequence:
+    with Timeline(engine) as sequence:
         sequence.decide_core_with(rule)
         return sequence.logits(document.tolist())
 
@@ -261,7 +259,7 @@ def measure_speed(
             ids = model.chat([("user", prompt)])
             names = list(engines)
             for name in names[index % len(names) :] + names[: index % len(names)]:
-                with RuntimeSequence(engines[name], max_tokens=tokens) as sequence:
+                with Timeline(engines[name], max_tokens=tokens) as sequence:
                     for _ in sequence.generate(ids):
                         pass
                     runs[name].append(sequence.stats)

@@ -12,9 +12,7 @@ import numpy as np
 from mxdraft.acceptance import LOW_REPETITION, Prompt
 from mxdraft.corpus import repetition
 from mxdraft.errors import NumericError
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
-from mxdraft.runtime.engine import Draft
+from mxdraft.runtime import Draft, Engine, Model, Timeline
 
 
 @dataclass

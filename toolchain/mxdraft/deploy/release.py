@@ -12,8 +12,7 @@ from string import Template
 from mxdraft import __version__
 from mxdraft.build import architecture, build
 from mxdraft.errors import CapacityError, NumericError, RefusedError
-from mxdraft.runtime import Engine, Model, Plan, Sequence
-from mxdraft.runtime.engine import Precision
+from mxdraft.runtime import Engine, Model, Plan, Precision, Sequence
 from mxdraft.targets import OUTPUTS, Target, load_target
 
 PROMPT = "The sky is"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from mxdraft.errors import CapacityError, RefusedError, TransferError
-from mxdraft.runtime.engine import Look, Precision
+from mxdraft.runtime import Look, Precision
 from mxdraft.schedule import MAX_CATCH_UP, Weights
 from mxdraft.trace.record import FORMAT
 
