@@ -461,6 +461,7 @@ def test_exported_names() -> None:
         "Piece",
         "Plan",
         "Precision",
+        "SamplingOptions",
         "Sequence",
         "Source",
         "Stop",
@@ -476,12 +477,18 @@ def test_exported_names() -> None:
     assert Path(mxdraft.__file__).with_name("py.typed").exists()
 
 
-def test_engine_options_are_those_of_the_header(bundle: Path) -> None:
-    fields = {name for name, _ in _ffi.load().ffi.typeof("mxd_options").fields}
-    assert set(runtime.EngineOptions.__annotations__) == fields - {"reserved"}
+def test_options_are_those_of_the_header(bundle: Path) -> None:
+    for options, struct in (
+        (runtime.EngineOptions, "mxd_options"),
+        (runtime.SamplingOptions, "mxd_sampling"),
+    ):
+        fields = {name for name, _ in _ffi.load().ffi.typeof(struct).fields}
+        assert set(options.__annotations__) == fields - {"reserved", "stop_count"}
     with Model(bundle) as model:
+        with Engine(model) as engine, pytest.raises(TypeError, match="unexpected keyword argument 'topk'"):
+            Timeline(engine, topk=5)  # type: ignore[call-arg]
         for opening in (model.plan, lambda **options: Engine(model, **options)):
-            with pytest.raises(TypeError, match="no option 'context'"):
+            with pytest.raises(TypeError, match="unexpected keyword argument 'context'"):
                 opening(context=5)
             with pytest.raises(UsageError, match="kv 'int4': expected one of auto, f16"):
                 opening(kv="int4")

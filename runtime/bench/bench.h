@@ -14,7 +14,7 @@
 
 #include "../src/engine.h"
 
-/* Most repetitions; steps of each kind in one repetition; sequences of a batch, and the prompt of each. */
+/* Most repetitions, and steps of each kind in one; sequences of a batch, and the length of their prompts. */
 enum { MXD_BENCH_REPEAT = 1000, MXD_BENCH_STEPS = 5, MXD_BATCH = 48, MXD_BATCH_PROMPT = 16 };
 
 /* Rows of one sequence in a step, as verifying drafts takes them. */

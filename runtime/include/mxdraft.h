@@ -168,7 +168,7 @@ typedef struct mxd_options {
     uint32_t draft_min;   /* drafted tokens that are verified whether they pay or not; default 0 */
     float core_fraction;  /* precision auto: share of rows that get full precision, 0..1; < 0 (default): the bundle's.
                              If that reads more bytes than full precision throughout, all rows get full precision */
-    uint32_t catch_up;    /* precision auto: most rows from one full-precision pass to the next, 1..32; 0: the bundle's */
+    uint32_t catch_up;    /* precision auto: most rows from one full pass to the next, 1..32; 0: the bundle's */
     uint32_t kv;          /* mxd_kv */
     float kv_budget;      /* kv tiered: mean bits a value when the context is full; 0: by the bundle's schedule */
     uint32_t reserved[8]; /* 0 */
@@ -331,12 +331,12 @@ mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err);
 void mxd_model_close(mxd_model **model);
 void mxd_model_get_info(const mxd_model *model, mxd_model_info *out);
 
-/* Encode text[len] as plain text, which never makes special tokens. Write up to `cap` ids, and to *n how many there are;
- * MXD_ERR_BUFFER if these are more. Bytes that are not UTF-8 are encoded one by one (BUNDLE.md, tokenizer). */
+/* Encode text[len] as plain text, which never makes special tokens. Write up to `cap` ids, and to *n how many there
+ * are; MXD_ERR_BUFFER if that is more. Bytes that are not UTF-8 are encoded one by one (BUNDLE.md, tokenizer). */
 mxd_status mxd_encode(const mxd_model *model, const char *text, size_t len, uint32_t *ids, size_t cap, size_t *n,
                       mxd_error *err);
-/* Apply the chat template to messages[count] and encode the result; ids, cap and *n as above. add_generation 1 opens the
- * assistant's turn. MXD_ERR_UNSUPPORTED without a template, MXD_ERR_ARGUMENT for a role that it does not know. */
+/* Apply the chat template to messages[count] and encode the result; ids, cap and *n as above. add_generation 1 opens
+ * the assistant's turn. MXD_ERR_UNSUPPORTED without a template, MXD_ERR_ARGUMENT for a role that it does not know. */
 mxd_status mxd_chat_encode(const mxd_model *model, const mxd_message *messages, size_t count, int add_generation,
                            uint32_t *ids, size_t cap, size_t *n, mxd_error *err);
 /* Return the *len bytes of token `id`: not NUL-terminated, possibly part of a character. NULL if id is out of range. */
@@ -354,16 +354,15 @@ mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, m
 void mxd_engine_close(mxd_engine **engine);
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
 
-/* Draft lengths rest on what steps cost; until that is known they rest on a guess. Costs are kept in `directory` (NULL:
- * nowhere), one small file for each combination of machine, bundle and options.
- * Load them: return 1, or 0 if there are none. */
+/* Load what steps cost from `directory`, which has a small file for each machine, bundle and options; NULL: nowhere.
+ * Return 0 if there is none: draft lengths then rest on a guess until costs are measured. */
 int mxd_engine_load_costs(mxd_engine *engine, const char *directory);
-/* Measure them by 54 steps and, for several sequences, 12 wide ones; before the first sequence opens. A directory that
- * cannot be written is no error. */
+/* Measure what steps cost and keep it in `directory`, before the first sequence opens: 54 steps and, for several
+ * sequences, 12 wide ones. A directory that cannot be written is no error. */
 mxd_status mxd_engine_measure_costs(mxd_engine *engine, const char *directory, mxd_error *err);
 void mxd_engine_get_costs(const mxd_engine *engine, mxd_costs *out);
 void mxd_engine_set_costs(mxd_engine *engine, const mxd_costs *costs);
-/* Let `engine` learn together with `other`, before a sequence of `engine` opens: what drafts and steps show to one then
+/* Let `engine`, before its first sequence opens, learn together with `other`: what drafts and steps show to one then
  * counts for both, and both go by the costs of `other`. Meanwhile `other` may run in another thread, but neither close
  * nor be passed to this function. Up to 8 engines can share; they close in any order. MXD_ERR_ARGUMENT if the engines
  * differ in what costs depend on: model, precision, threads, drafter, rows. */
@@ -381,14 +380,15 @@ void mxd_sampling_default(mxd_sampling *out);
 /* Open an empty sequence: MXD_ERR_ARGUMENT if max_seqs are open. */
 mxd_status mxd_seq_open(mxd_engine *engine, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
 /* Open another sequence of the same engine that holds what `from` holds, exactly as if it had been given the same
- * tokens: to process a common prompt once, or to continue it in several ways. It has settings and statistics of its own,
+ * tokens: to process a common prompt once, or to continue it in several ways. It has its own settings and statistics,
  * no caller's drafter or core rule, and has not stopped unless the context is full. */
 mxd_status mxd_seq_copy(const mxd_seq *from, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
 void mxd_seq_close(mxd_seq **seq);
 /* Queue ids[n] after what the sequence holds; clear its stop, restart max_tokens and the statistics. MXD_ERR_CONTEXT if
  * they do not fit together with one generated token. */
 mxd_status mxd_seq_prompt(mxd_seq *seq, const uint32_t *ids, size_t n, mxd_error *err);
-/* Forget all positions from n on, exactly: later results are as if they had never been. */
+/* Forget all positions from n on, exactly: later results are as if they had never been. MXD_ERR_ARGUMENT if there are
+ * fewer. */
 mxd_status mxd_seq_truncate(mxd_seq *seq, size_t n, mxd_error *err);
 /* Append ids[n] by teacher forcing and write the logits after each, float[n][vocab]. MXD_ERR_CONTEXT if they do not
  * fit, MXD_ERR_ARGUMENT if queued tokens are not processed yet. After MXD_ERR_NUMERIC, the ids before the chunk that
@@ -398,7 +398,7 @@ mxd_stop mxd_seq_stop(const mxd_seq *seq);
 /* Return all tokens, committed or queued; valid until the sequence changes. */
 const uint32_t *mxd_seq_tokens(const mxd_seq *seq, size_t *n);
 
-/* The next five tell what the last step did; valid until the next one.
+/* The next five tell what the last step did, and are valid until the next one.
  * Return the tokens that it added. */
 const uint32_t *mxd_seq_output(const mxd_seq *seq, size_t *n);
 /* Return the text that it completed: whole UTF-8 characters, never part of a stop string. The step that stops also
@@ -447,14 +447,15 @@ const char *mxd_stop_name(uint32_t stop);
 const char *mxd_look_name(uint32_t look);
 const char *mxd_source_name(uint32_t source);
 const char *mxd_bench_format_name(uint32_t format);
-const char *mxd_status_name(mxd_status status);
+const char *mxd_status_name(uint32_t status);
 
 /* ---- functions: benchmark ---- */
 
-/* Measure in a free sequence of `engine`: prefill and decode; what steps of several rows and of 48 sequences cost
- * compared with one row; the read bandwidth of this machine. Repetitions take turns at everything, so that a disturbance
- * meets all of it. Needs a buffer of four last-level caches, and memory for 48 short sequences, which are left out if
- * they do not fit. The engine itself should not draft. MXD_ERR_CONTEXT or MXD_ERR_MEMORY if one is too small. */
+/* Measure in a free sequence of `engine`: prefill and decode; the cost of steps of several rows and of 48 sequences,
+ * compared with one row; the read bandwidth of this machine. Repetitions take turns at everything, so that a
+ * disturbance meets all of it. Needs a buffer of four last-level caches, and memory for 48 short sequences, which are
+ * left out if they do not fit. The engine itself should not draft. MXD_ERR_CONTEXT or MXD_ERR_MEMORY if one is too
+ * small. */
 mxd_status mxd_bench_run(mxd_engine *engine, const mxd_bench_options *options, mxd_bench **out, mxd_error *err);
 void mxd_bench_close(mxd_bench **bench);
 /* Write the results in a format. */

@@ -1,4 +1,6 @@
 /* Statistics of a sequence, as a struct and as JSON. */
+#include <inttypes.h>
+
 #include "cpu.h"
 #include "engine.h"
 #include "put.h"
@@ -27,31 +29,20 @@ typedef struct json {
     const char *separator; /* before the next value */
 } json;
 
-/* Begin a value; key NULL: within a list. */
-static void put_key(json *j, const char *key) {
+/* Append a value; key NULL: of a list. */
+static void __attribute__((format(printf, 3, 4))) put(json *j, const char *key, const char *format, ...) {
+    va_list args;
     mxd_put(&j->text, "%s", j->separator);
     if (key) mxd_put(&j->text, "\"%s\": ", key);
+    va_start(args, format);
+    mxd_put_args(&j->text, format, args);
+    va_end(args);
     j->separator = ", ";
 }
 
-static void put_whole(json *j, const char *key, uint64_t value) {
-    put_key(j, key);
-    mxd_put(&j->text, "%llu", (unsigned long long)value);
-}
-
-static void put_real(json *j, const char *key, int decimals, double value) {
-    put_key(j, key);
-    mxd_put(&j->text, "%.*f", decimals, value);
-}
-
-static void put_word(json *j, const char *key, const char *value) {
-    put_key(j, key);
-    mxd_put(&j->text, "\"%s\"", value);
-}
-
+/* Append a list or object of the values up to end(). */
 static void begin(json *j, const char *key, const char *bracket) {
-    put_key(j, key);
-    mxd_put(&j->text, "%s", bracket);
+    put(j, key, "%s", bracket);
     j->separator = "";
 }
 
@@ -69,48 +60,48 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
     mxd_seq_get_stats(s, &t);
     mxd_seq_get_kv(s, &kv);
     begin(&j, NULL, "{");
-    put_whole(&j, "prompt_tokens", t.prompt_tokens);
-    put_whole(&j, "generated_tokens", t.generated_tokens);
-    put_real(&j, "prefill_s", 6, t.prefill_s);
-    put_real(&j, "decode_s", 6, t.decode_s);
-    put_real(&j, "first_token_s", 6, t.first_token_s);
-    put_real(&j, "prefill_tok_per_s", 3, t.prefill_tok_per_s);
-    put_real(&j, "decode_tok_per_s", 3, t.decode_tok_per_s);
-    put_word(&j, "draft", by_caller ? mxd_source_name(MXD_SOURCE_CALLER) : mxd_draft_name(g->draft));
-    put_whole(&j, "drafted", t.drafted);
-    put_whole(&j, "accepted", t.accepted);
-    put_whole(&j, "steps", t.steps);
-    put_real(&j, "tokens_per_step", 4, t.tokens_per_step);
+    put(&j, "prompt_tokens", "%" PRIu64, t.prompt_tokens);
+    put(&j, "generated_tokens", "%" PRIu64, t.generated_tokens);
+    put(&j, "prefill_s", "%.6f", t.prefill_s);
+    put(&j, "decode_s", "%.6f", t.decode_s);
+    put(&j, "first_token_s", "%.6f", t.first_token_s);
+    put(&j, "prefill_tok_per_s", "%.3f", t.prefill_tok_per_s);
+    put(&j, "decode_tok_per_s", "%.3f", t.decode_tok_per_s);
+    put(&j, "draft", "\"%s\"", by_caller ? mxd_source_name(MXD_SOURCE_CALLER) : mxd_draft_name(g->draft));
+    put(&j, "drafted", "%" PRIu64, t.drafted);
+    put(&j, "accepted", "%" PRIu64, t.accepted);
+    put(&j, "steps", "%" PRIu64, t.steps);
+    put(&j, "tokens_per_step", "%.4f", t.tokens_per_step);
     begin(&j, "acceptance_by_position", "[");
     for (int i = 0; i < 8 && t.drafted_at[i]; i++)
-        put_real(&j, NULL, 4, ratio((double)t.accepted_at[i], (double)t.drafted_at[i]));
+        put(&j, NULL, "%.4f", ratio((double)t.accepted_at[i], (double)t.drafted_at[i]));
     end(&j, "]");
-    put_real(&j, "draft_s", 6, t.draft_s);
-    put_real(&j, "schedule_s", 6, t.schedule_s);
-    put_real(&j, "verify_s", 6, t.verify_s);
-    put_real(&j, "sample_s", 6, t.sample_s);
-    put_real(&j, "expected_gain", 4, t.expected_gain);
-    put_real(&j, "gain", 4, t.gain);
+    put(&j, "draft_s", "%.6f", t.draft_s);
+    put(&j, "schedule_s", "%.6f", t.schedule_s);
+    put(&j, "verify_s", "%.6f", t.verify_s);
+    put(&j, "sample_s", "%.6f", t.sample_s);
+    put(&j, "expected_gain", "%.4f", t.expected_gain);
+    put(&j, "gain", "%.4f", t.gain);
     begin(&j, "core_fraction", "{");
-    put_real(&j, "compute", 4, ratio((double)t.drafted, (double)(t.drafted + t.steps)));
-    put_real(&j, "precision", 4, ratio((double)t.core, (double)t.generated_tokens));
-    put_real(&j, "memory", 4, ratio(kv.far ? kv.recent + kv.core : 0, (double)s->done));
+    put(&j, "compute", "%.4f", ratio((double)t.drafted, (double)(t.drafted + t.steps)));
+    put(&j, "precision", "%.4f", ratio((double)t.core, (double)t.generated_tokens));
+    put(&j, "memory", "%.4f", ratio(kv.far ? kv.recent + kv.core : 0, (double)s->done));
     end(&j, "}");
-    put_whole(&j, "due", t.due);
-    put_word(&j, "kv", mxd_kv_name(kv.mode));
-    put_real(&j, "kv_bits_per_value", 4, kv.bits_per_value);
-    put_whole(&j, "bytes_read", t.bytes_read);
-    put_whole(&j, "peak_rss_bytes", t.peak_rss_bytes);
-    put_word(&j, "stop", mxd_stop_name(s->stop));
-    put_whole(&j, "seed", s->sampling.seed);
-    put_whole(&j, "threads", g->plan.threads);
-    put_whole(&j, "ctx", g->plan.ctx);
-    put_word(&j, "precision", mxd_precision_name(g->plan.precision));
+    put(&j, "due", "%" PRIu64, t.due);
+    put(&j, "kv", "\"%s\"", mxd_kv_name(kv.mode));
+    put(&j, "kv_bits_per_value", "%.4f", kv.bits_per_value);
+    put(&j, "bytes_read", "%" PRIu64, t.bytes_read);
+    put(&j, "peak_rss_bytes", "%" PRIu64, t.peak_rss_bytes);
+    put(&j, "stop", "\"%s\"", mxd_stop_name(s->stop));
+    put(&j, "seed", "%" PRIu64, s->sampling.seed);
+    put(&j, "threads", "%u", g->plan.threads);
+    put(&j, "ctx", "%u", g->plan.ctx);
+    put(&j, "precision", "\"%s\"", mxd_precision_name(g->plan.precision));
     begin(&j, "kernels", "{");
-    put_word(&j, "matmul_mxfp4", g->kernel_names.matmul_mxfp4);
-    put_word(&j, "matmul_mxint8", g->kernel_names.matmul_mxint8);
-    put_word(&j, "attention", g->kernel_names.attention);
-    put_word(&j, "quantize", g->kernel_names.quantize);
+    put(&j, "matmul_mxfp4", "\"%s\"", g->kernel_names.matmul_mxfp4);
+    put(&j, "matmul_mxint8", "\"%s\"", g->kernel_names.matmul_mxint8);
+    put(&j, "attention", "\"%s\"", g->kernel_names.attention);
+    put(&j, "quantize", "\"%s\"", g->kernel_names.quantize);
     end(&j, "}");
     end(&j, "}");
     return j.text.len;

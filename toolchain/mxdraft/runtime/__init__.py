@@ -12,7 +12,7 @@ as the exceptions of ``mxdraft.errors``. An engine and its timelines belong to o
 
 from mxdraft.runtime.engine import BenchFormat, Engine, Verification, cpu_describe, default_threads, version
 from mxdraft.runtime.model import Model, ModelInfo
-from mxdraft.runtime.options import KV, Draft, EngineOptions, Plan, Precision
+from mxdraft.runtime.options import KV, Draft, EngineOptions, Plan, Precision, SamplingOptions
 from mxdraft.runtime.timeline import (
     CacheUse,
     CoreRule,
@@ -45,6 +45,7 @@ __all__ = [
     "Piece",
     "Plan",
     "Precision",
+    "SamplingOptions",
     "Sequence",
     "Source",
     "Stop",

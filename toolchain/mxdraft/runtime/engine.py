@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 from mxdraft.runtime._ffi import load, text_of, words
 from mxdraft.runtime._handle import Handle
 from mxdraft.runtime.model import Model
-from mxdraft.runtime.options import Draft, EngineOptions, Plan, to_plan, to_struct
+from mxdraft.runtime.options import Draft, EngineOptions, Plan, engine_struct, to_plan
 
 if TYPE_CHECKING:
     from mxdraft.runtime.timeline import Timeline
@@ -36,7 +36,7 @@ class Engine(Handle):
     def __init__(self, model: Model, **options: Unpack[EngineOptions]) -> None:
         library = load()
         box = library.ffi.new("mxd_engine **")
-        library.call(library.lib.mxd_engine_open, model._pointer, to_struct(options), box)
+        library.call(library.lib.mxd_engine_open, model._pointer, engine_struct(options), box)
         super().__init__(box, library.lib.mxd_engine_close, model)
         self.model = model  # keeps it open
 

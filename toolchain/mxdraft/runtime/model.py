@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from mxdraft.errors import UsageError
 from mxdraft.runtime._ffi import NO_TOKEN, c_text, load, utf8
 from mxdraft.runtime._handle import Handle
-from mxdraft.runtime.options import EngineOptions, Plan, to_plan, to_struct
+from mxdraft.runtime.options import EngineOptions, Plan, engine_struct, to_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Model(Handle):
         """What an engine with these options would allocate; it may exceed ``available``."""
         library = load()
         raw = library.ffi.new("mxd_plan *")
-        library.call(library.lib.mxd_plan_memory, self._pointer, to_struct(options), raw)
+        library.call(library.lib.mxd_plan_memory, self._pointer, engine_struct(options), raw)
         return to_plan(raw)
 
     def _ids(self, function: Any, *args: Any) -> list[int]:

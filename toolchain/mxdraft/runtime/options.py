@@ -1,12 +1,13 @@
-"""What an engine is asked for, and the memory that it then needs."""
+"""What engines and timelines are asked for, and the memory that an engine then needs."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal, TypedDict
 
 from mxdraft.errors import UsageError
-from mxdraft.runtime._ffi import load, words
+from mxdraft.runtime._ffi import c_text, load, words
 
 Precision = Literal["auto", "base", "full"]
 Draft = Literal["auto", "off", "ngram", "model"]
@@ -38,25 +39,62 @@ class EngineOptions(TypedDict, total=False):
     kv_budget: float
 
 
-def to_struct(options: EngineOptions) -> Any:
+class SamplingOptions(TypedDict, total=False):
+    """Settings of a timeline (mxdraft.h, ``mxd_sampling``); absent: the library's default, which is greedy.
+
+    ``max_tokens`` 0 means until the context is full; ``stop`` has texts before which generation stops.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int
+    max_tokens: int
+    ignore_eos: bool
+    stop: Iterable[str | bytes]
+
+
+def engine_struct(options: EngineOptions) -> Any:
     """``mxd_options *``. Raises UsageError on an unknown word, TypeError on an unknown name."""
     struct = load().ffi.new("mxd_options *")
     load().lib.mxd_options_default(struct)
-    for name, value in options.items():
-        if name not in EngineOptions.__annotations__:
-            raise TypeError(f"an engine has no option {name!r}")
-        if value is not None:
-            setattr(struct, name, _number(name, value))
+    _set_fields(struct, EngineOptions, {name: _number(name, value) for name, value in options.items()})
     return struct
 
 
+def sampling_struct(options: SamplingOptions) -> tuple[Any, Any]:
+    """``mxd_sampling *``, and what must live as long. Raises TypeError on an unknown name."""
+    ffi = load().ffi
+    struct = ffi.new("mxd_sampling *")
+    load().lib.mxd_sampling_default(struct)
+    stops = [ffi.new("char[]", c_text(text)) for text in options.get("stop", ())]
+    array = ffi.new("char *[]", stops)
+    pointers = {"stop": ffi.cast("const char *const *", array)}
+    _set_fields(struct, SamplingOptions, {**options, **pointers})
+    struct.stop_count = len(stops)
+    return struct, (stops, array)
+
+
+def _set_fields(struct: Any, known: type, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if name not in known.__annotations__:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        if value is not None:
+            setattr(struct, name, value)
+
+
 def _number(name: str, value: Any) -> Any:
+    """The C value of an engine's option."""
     if name in ("precision", "draft", "kv"):
         known = words(f"mxd_{name}")
         if value not in known:
             raise UsageError(f"{name} {value!r}: expected one of {', '.join(known)}")
         return known.index(value)
-    if name == "core_fraction" and value < 0:  # what the library takes for "the bundle's"
+    if (
+        name == "core_fraction" and value is not None and value < 0
+    ):  # the library takes that for "the bundle's"
         raise UsageError(f"core_fraction {value:g} is not in 0..1")
     return value
 

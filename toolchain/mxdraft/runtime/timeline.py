@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from mxdraft.errors import UsageError
-from mxdraft.runtime._ffi import NO_TOKEN, c_text, load, text_of, words
+from mxdraft.runtime._ffi import NO_TOKEN, load, text_of, words
 from mxdraft.runtime._handle import Handle
 from mxdraft.runtime.engine import Engine
+from mxdraft.runtime.options import SamplingOptions, sampling_struct
 
 if TYPE_CHECKING:  # a command that asks for no logits starts sooner without numpy
     import numpy as np
@@ -76,51 +77,25 @@ class DraftRecord(NamedTuple):
 
 
 class Timeline(Handle):
-    """The tokens of one sequence, with its own sampling settings (mxdraft.h, ``mxd_sampling``).
+    """The tokens of one sequence, with its own sampling settings (``sampling``: see SamplingOptions).
 
-    ``max_tokens`` 0 means until the context is full. ``copy_of`` is another timeline of the engine: the new
-    one begins with all that it holds, exactly as if it had been given the same tokens. Raises UsageError on a
-    setting out of range, if ``max_seqs`` sequences are open, or if ``copy_of`` is another engine's.
+    ``copy_of`` is another timeline of the engine: the new one begins with all that it holds, exactly as if it
+    had been given the same tokens. Raises UsageError on a setting out of range, if ``max_seqs`` sequences are
+    open, or if ``copy_of`` is another engine's.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repeat_penalty: float = 1.0,
-        seed: int = 0,
-        max_tokens: int = 0,
-        ignore_eos: bool = False,
-        stop: Iterable[str | bytes] = (),
-        copy_of: Timeline | None = None,
+        self, engine: Engine, *, copy_of: Timeline | None = None, **sampling: Unpack[SamplingOptions]
     ) -> None:
         library = load()
-        ffi = library.ffi
         if copy_of is not None and copy_of.engine is not engine:
             raise UsageError("a sequence can be copied within its engine only")
-        sampling = ffi.new("mxd_sampling *")
-        library.lib.mxd_sampling_default(sampling)
-        stops = [ffi.new("char[]", c_text(text)) for text in stop]
-        stop_array = ffi.new("char *[]", stops)
-        sampling.temperature = temperature
-        sampling.top_k = top_k
-        sampling.top_p = top_p
-        sampling.min_p = min_p
-        sampling.repeat_penalty = repeat_penalty
-        sampling.seed = seed
-        sampling.max_tokens = max_tokens
-        sampling.ignore_eos = ignore_eos
-        sampling.stop = ffi.cast("const char *const *", stop_array)
-        sampling.stop_count = len(stops)
-        box = ffi.new("mxd_seq **")
+        settings, _keep = sampling_struct(sampling)
+        box = library.ffi.new("mxd_seq **")
         if copy_of is None:
-            library.call(library.lib.mxd_seq_open, engine._pointer, sampling, box)
+            library.call(library.lib.mxd_seq_open, engine._pointer, settings, box)
         else:
-            library.call(library.lib.mxd_seq_copy, copy_of._pointer, sampling, box)
+            library.call(library.lib.mxd_seq_copy, copy_of._pointer, settings, box)
         super().__init__(box, library.lib.mxd_seq_close, engine)
         self.engine: Engine = engine  # keeps it open
         self._drafter: Any = None
