@@ -32,6 +32,7 @@ enum {
 
 enum { MAX_STOPS = 16 };
 enum { STATS_NONE, STATS_TEXT, STATS_JSON };
+enum { DRAFT_ALL = MXD_DRAFT_MODEL + 1 };
 
 /* The values of all options. */
 typedef struct settings {
@@ -41,13 +42,20 @@ typedef struct settings {
     uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat, draft_max, catch_up;
     double temp, top_p, min_p, repeat_penalty, kv_budget;
     double core_fraction; /* < 0: the bundle's */
-    uint32_t precision, draft, kv; /* mxd_precision, mxd_draft (bench: also 1 + its last value, "all"), mxd_kv */
-    uint32_t stats;       /* STATS_... */
+    uint32_t precision, kv, stats; /* mxd_precision, mxd_kv, STATS_... */
+    uint32_t draft;       /* mxd_draft; of bench also DRAFT_ALL */
     bool from_stdin, raw, ignore_eos, dump_tokens, explain, chat, decode, cpu;
 } settings;
 
-/* Run a command: print its errors and return its exit code. */
-typedef int command_function(const settings *);
+/* What a command opens, in this order; NULL: not open. */
+typedef struct session {
+    mxd_model *model;
+    mxd_engine *engine;
+    mxd_seq *seq;
+} session;
+
+/* Run a command with what it opens in *run, which the caller closes: print its errors and return its exit code. */
+typedef int command_function(const settings *, session *run);
 command_function run_generate, run_chat, run_tokenize, run_verify, run_bench, run_info;
 
 /* Parse a command line into *out and return the command to run; NULL with *code set after --help, --version or an
@@ -82,13 +90,6 @@ void *allocate(size_t size);
 void *reallocate(void *memory, size_t size);
 
 /* ---- session.c ---- */
-
-/* What a command opens, in this order; NULL: not open. */
-typedef struct session {
-    mxd_model *model;
-    mxd_engine *engine;
-    mxd_seq *seq;
-} session;
 
 /* Each prints its error and returns an exit code; session_close() closes what is open. */
 int open_model(const char *path, session *out);

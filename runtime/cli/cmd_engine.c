@@ -17,7 +17,7 @@ static bool is_stdout(const char *path) {
     return path && !strcmp(path, "-");
 }
 
-static int verify(const settings *s, session *run) {
+int run_verify(const settings *s, session *run) {
     int code;
     if ((code = open_model(s->bundle, run)) || (code = open_engine(s, (uint32_t)s->chunk, run))) return code;
     mxd_error error;
@@ -26,13 +26,6 @@ static int verify(const settings *s, session *run) {
     if (!status || status == MXD_ERR_MISMATCH)
         if ((code = emit_text(format_text("%s\n", digest)))) return code;
     return status ? fail_status(&error) : EXIT_DONE;
-}
-
-int run_verify(const settings *s) {
-    session run = {0};
-    int code = verify(s, &run);
-    session_close(&run);
-    return code;
 }
 
 /* Write the results in a format to a file, or to stdout for "-". */
@@ -51,14 +44,16 @@ static uint32_t drafts_of(const settings *s, const mxd_model *model) {
     mxd_model_info info;
     mxd_model_get_info(model, &info);
     if (s->draft == MXD_DRAFT_OFF) return 0;
-    if (s->draft <= MXD_DRAFT_MODEL) return 1u << s->draft;
+    if (s->draft != DRAFT_ALL) return 1u << s->draft;
     return 1u << MXD_DRAFT_NGRAM | 1u << MXD_DRAFT_AUTO | (info.has_drafter ? 1u << MXD_DRAFT_MODEL : 0);
 }
 
-static int bench(const settings *s, session *run) {
+int run_bench(const settings *s, session *run) {
     int code;
     settings plain = *s;
     plain.draft = MXD_DRAFT_OFF;
+    if (is_stdout(s->csv) && is_stdout(s->json))
+        return fail(EXIT_USAGE, "--csv and --json cannot both go to standard output");
     if ((code = open_model(s->bundle, run)) || (code = open_engine(&plain, 0, run))) return code;
     const mxd_bench_options options = {.prompt_tokens = (uint32_t)s->prompt_tokens,
                                        .tokens = (uint32_t)s->limit,
@@ -71,15 +66,6 @@ static int bench(const settings *s, session *run) {
     if (!code && s->csv) code = emit_bench(results, MXD_BENCH_CSV, s->csv);
     if (!code && s->json) code = emit_bench(results, MXD_BENCH_JSON, s->json);
     mxd_bench_close(&results);
-    return code;
-}
-
-int run_bench(const settings *s) {
-    if (is_stdout(s->csv) && is_stdout(s->json))
-        return fail(EXIT_USAGE, "--csv and --json cannot both go to standard output");
-    session run = {0};
-    int code = bench(s, &run);
-    session_close(&run);
     return code;
 }
 
@@ -106,11 +92,10 @@ static int info_model(session *run) {
     return emit_text(text);
 }
 
-int run_info(const settings *s) {
+int run_info(const settings *s, session *run) {
     int code;
-    session run = {0};
     /* The bundle first: a refusal leaves stdout empty. */
-    if (s->bundle && (code = open_model(s->bundle, &run))) return code;
+    if (s->bundle && (code = open_model(s->bundle, run))) return code;
     code = emit_text(format_text("version %s\nthreads %u\n", mxd_version(), (unsigned)mxd_default_threads()));
     if (!code && s->cpu) {
         size_t size = mxd_cpu_describe(NULL, 0) + 1;
@@ -118,7 +103,6 @@ int run_info(const settings *s) {
         mxd_cpu_describe(kernels, size);
         code = emit_text(kernels);
     }
-    if (!code && s->bundle) code = info_model(&run);
-    session_close(&run);
+    if (!code && s->bundle) code = info_model(run);
     return code;
 }

@@ -182,16 +182,14 @@ static int generate(const settings *s, session *run, const char *prompt, size_t 
     return interrupted() ? EXIT_INTERRUPTED : EXIT_DONE;
 }
 
-int run_generate(const settings *s) {
+int run_generate(const settings *s, session *run) {
     if (s->raw && s->system) return fail(EXIT_USAGE, "--system needs the chat template: leave out --raw");
     char *prompt;
     size_t length;
     int code = read_text(s, &prompt, &length);
     if (code) return code;
-    session run = {0};
     token_ids ids = {0};
-    code = generate(s, &run, prompt, length, &ids);
-    session_close(&run);
+    code = generate(s, run, prompt, length, &ids);
     free(ids.data);
     free(prompt);
     return code;
@@ -275,18 +273,16 @@ static int converse(const settings *s, session *run, conversation *c, char **lin
     }
 }
 
-int run_chat(const settings *s) {
-    session run = {0};
+int run_chat(const settings *s, session *run) {
     conversation c = {0};
     char *line = NULL;
     size_t capacity = 0;
     int code;
-    if (!(code = open_model(s->bundle, &run)) && !(code = open_engine(s, 0, &run)) && !(code = ready(s, &run)))
-        code = converse(s, &run, &c, &line, &capacity);
+    if (!(code = open_model(s->bundle, run)) && !(code = open_engine(s, 0, run)) && !(code = ready(s, run)))
+        code = converse(s, run, &c, &line, &capacity);
     free(line);
     drop_messages(&c, 0);
     free(c.messages);
-    session_close(&run);
     return code;
 }
 
@@ -344,15 +340,13 @@ static int tokenize(const settings *s, session *run, const char *text, size_t le
     return code;
 }
 
-int run_tokenize(const settings *s) {
+int run_tokenize(const settings *s, session *run) {
     if (s->chat && s->decode) return fail(EXIT_USAGE, "--chat and --decode exclude each other");
     char *text;
     size_t length;
     int code = read_text(s, &text, &length);
     if (code) return code;
-    session run = {0};
-    code = tokenize(s, &run, text, length);
-    session_close(&run);
+    code = tokenize(s, run, text, length);
     free(text);
     return code;
 }

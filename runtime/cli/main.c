@@ -3,8 +3,11 @@
 
 int main(int argc, char **argv) {
     settings s;
+    session run = {0};
     int code;
     terminal_init();
-    command_function *run = parse_arguments(argc, argv, &s, &code);
-    return run ? run(&s) : code;
+    command_function *command = parse_arguments(argc, argv, &s, &code);
+    if (command) code = command(&s, &run);
+    session_close(&run);
+    return code;
 }

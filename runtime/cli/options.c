@@ -19,7 +19,7 @@ static const char *stats_word(uint32_t value) {
 }
 
 static const char *compared_draft_word(uint32_t value) {
-    return value == MXD_DRAFT_MODEL + 1 ? "all" : mxd_draft_name(value);
+    return value == DRAFT_ALL ? "all" : mxd_draft_name(value);
 }
 
 /* An option; its value goes to `offset` in settings. */
