@@ -58,10 +58,6 @@ typedef struct workbench {
     mxd_batch batch; /* engine NULL: does not fit memory */
 } workbench;
 
-static mxd_status generate(const mxd_bench *b, const workbench *w, mxd_stats *t, mxd_error *err) {
-    return mxd_bench_generate(w->engine, w->seq, w->prompt, b->options.prompt_tokens, t, err);
-}
-
 static void add_run(mxd_bench *b, const mxd_stats *t) {
     mxd_bench_add(b, PREFILL, t->prefill_tok_per_s);
     mxd_bench_add(b, DECODE, t->decode_tok_per_s);
@@ -107,8 +103,9 @@ static void derive(mxd_bench *b) {
 }
 
 static mxd_status repeat(mxd_bench *b, workbench *w, mxd_error *err) {
+    const uint32_t n = b->options.prompt_tokens;
     mxd_stats stats;
-    mxd_status status = generate(b, w, &stats, err); /* warms up */
+    mxd_status status = mxd_bench_generate(w->engine, w->seq, w->prompt, n, &stats, err); /* warms up */
     if (status) return status;
     b->peak_rss_bytes = stats.peak_rss_bytes; /* before what only the benchmark needs */
     if ((status = mxd_bandwidth_open(b->threads, &w->bandwidth, err))) return status;
@@ -118,7 +115,7 @@ static mxd_status repeat(mxd_bench *b, workbench *w, mxd_error *err) {
     }
     b->flags_before = b->flags_seen = mxd_throttle_flags();
     for (uint32_t i = 0; i < b->options.repeat; i++) {
-        if ((status = generate(b, w, &stats, err))) return status;
+        if ((status = mxd_bench_generate(w->engine, w->seq, w->prompt, n, &stats, err))) return status;
         add_run(b, &stats);
         mxd_bench_add(b, BANDWIDTH, 1e-9 * mxd_bandwidth_measure(w->bandwidth));
         if ((status = time_rows(b, w->engine, err))) return status;

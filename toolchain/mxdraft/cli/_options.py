@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, get_args
@@ -162,15 +163,7 @@ def know_costs(engine: Engine) -> None:
 
 def plan_line(plan: Plan) -> str:
     weights, kv, activations, sequences, total, available = (
-        f"{size / 2**20:.1f}"
-        for size in (
-            plan.weights,
-            plan.kv_cache,
-            plan.activations,
-            plan.sequences,
-            plan.total,
-            plan.available,
-        )
+        f"{size / 2**20:.1f}" for size in dataclasses.astuple(plan)[:6]
     )
     return (
         f"plan: weights {weights} + KV cache {kv} + activations {activations} + sequences {sequences} "

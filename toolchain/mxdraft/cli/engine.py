@@ -22,6 +22,8 @@ from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Draft, EngineOptions, Model, cpu_describe, default_threads, version
 
+_DIMENSIONS = "file_bytes hidden layers heads kv_heads head_dim ffn vocab max_positions".split()
+
 _path = click.Path(path_type=Path)
 
 
@@ -145,15 +147,7 @@ def info(bundle: str | None, cpu: bool) -> None:
             i = model.info
             lines += [
                 f"bundle {i.path}",
-                f"file_bytes {i.file_bytes}",
-                f"hidden {i.hidden}",
-                f"layers {i.layers}",
-                f"heads {i.heads}",
-                f"kv_heads {i.kv_heads}",
-                f"head_dim {i.head_dim}",
-                f"ffn {i.ffn}",
-                f"vocab {i.vocab}",
-                f"max_positions {i.max_positions}",
+                *(f"{name} {getattr(i, name)}" for name in _DIMENSIONS),
                 f"precisions {'base full' if i.has_residual else 'base'}",
                 f"drafters {'lookup table' if i.has_ngrams else 'lookup'}{' model' if i.has_drafter else ''}",
                 f"bos {'none' if i.bos is None else i.bos}",
