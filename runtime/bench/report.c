@@ -44,11 +44,13 @@ static const struct {
 };
 
 typedef struct spread {
+    bool measured;
     double median, min, max;
 } spread;
 
 static spread spread_of(const mxd_series *s) {
-    spread out = {mxd_bench_median(s->values, s->count), s->values[0], s->values[0]};
+    if (!s->count) return (spread){false};
+    spread out = {true, mxd_bench_median(s->values, s->count), s->values[0], s->values[0]};
     for (size_t i = 1; i < s->count; i++) {
         out.min = fmin(out.min, s->values[i]);
         out.max = fmax(out.max, s->values[i]);
@@ -68,16 +70,12 @@ static void put_table(mxd_text *t, const mxd_bench *b) {
             o->repeat, b->threads, mxd_precision_name(b->precision), b->kernel);
     mxd_put(t, "%-26s%10s%10s%10s\n", "", "median", "min", "max");
     for (int i = 0; i < MEASURES; i++) {
-        const mxd_series *s = &b->measures[i];
-        if (i >= DRAFT_SPEED && !s->count) continue; /* not asked for */
+        const spread v = spread_of(&b->measures[i]);
+        const double scale = NAMES[i].scale;
+        if (i >= DRAFT_SPEED && !v.measured) continue; /* not asked for */
         mxd_put(t, "%-26s", NAMES[i].label);
-        if (s->count) {
-            spread v = spread_of(s);
-            double scale = NAMES[i].scale;
-            mxd_put(t, "%10.2f%10.2f%10.2f  %s\n", v.median * scale, v.min * scale, v.max * scale, NAMES[i].unit);
-        } else {
-            mxd_put(t, "%10s\n", "-");
-        }
+        if (!v.measured) mxd_put(t, "%10s\n", "-");
+        else mxd_put(t, "%10.2f%10.2f%10.2f  %s\n", v.median * scale, v.min * scale, v.max * scale, NAMES[i].unit);
     }
     mxd_put(t, "%-26s%10.2f%20s  MB\n", "bytes a token", 1e-6 * b->bytes_per_token, "");
     mxd_put(t, "%-26s%10.2f%20s  MB\n", "peak memory", 1e-6 * (double)b->peak_rss_bytes, "");
@@ -93,13 +91,9 @@ static void put_csv(mxd_text *t, const mxd_bench *b) {
             mxd_precision_name(b->precision), b->kernel, b->threads);
     mxd_put(t, "prompt_tokens,%u,,\ngenerated_tokens,%u,,\nrepeat,%u,,\n", o->prompt_tokens, o->tokens, o->repeat);
     for (int i = 0; i < MEASURES; i++) {
-        mxd_put(t, "%s,", NAMES[i].key);
-        if (b->measures[i].count) {
-            spread v = spread_of(&b->measures[i]);
-            mxd_put(t, "%.6g,%.6g,%.6g\n", v.median, v.min, v.max);
-        } else {
-            mxd_put(t, ",,\n");
-        }
+        const spread v = spread_of(&b->measures[i]);
+        if (!v.measured) mxd_put(t, "%s,,,\n", NAMES[i].key);
+        else mxd_put(t, "%s,%.6g,%.6g,%.6g\n", NAMES[i].key, v.median, v.min, v.max);
     }
     mxd_put(t, "bytes_per_token,%.0f,,\npeak_rss_bytes,%llu,,\n", b->bytes_per_token,
             (unsigned long long)b->peak_rss_bytes);
@@ -114,13 +108,10 @@ static void put_json(mxd_text *t, const mxd_bench *b) {
     mxd_put(t, "\"prompt_tokens\": %u, \"generated_tokens\": %u, \"repeat\": %u, ", o->prompt_tokens, o->tokens,
             o->repeat);
     for (int i = 0; i < MEASURES; i++) {
+        const spread v = spread_of(&b->measures[i]);
         mxd_put(t, "\"%s\": ", NAMES[i].key);
-        if (b->measures[i].count) {
-            spread v = spread_of(&b->measures[i]);
-            mxd_put(t, "{\"median\": %.6g, \"min\": %.6g, \"max\": %.6g}, ", v.median, v.min, v.max);
-        } else {
-            mxd_put(t, "null, ");
-        }
+        if (!v.measured) mxd_put(t, "null, ");
+        else mxd_put(t, "{\"median\": %.6g, \"min\": %.6g, \"max\": %.6g}, ", v.median, v.min, v.max);
     }
     mxd_put(t, "\"bytes_per_token\": %.0f, \"peak_rss_bytes\": %llu, ", b->bytes_per_token,
             (unsigned long long)b->peak_rss_bytes);

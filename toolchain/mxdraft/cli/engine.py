@@ -22,7 +22,7 @@ from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Draft, EngineOptions, Model, cpu_describe, default_threads, version
 
-_DIMENSIONS = "file_bytes hidden layers heads kv_heads head_dim ffn vocab max_positions".split()
+_FACTS = ("file_bytes", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_positions")
 
 _path = click.Path(path_type=Path)
 
@@ -147,7 +147,7 @@ def info(bundle: str | None, cpu: bool) -> None:
             i = model.info
             lines += [
                 f"bundle {i.path}",
-                *(f"{name} {getattr(i, name)}" for name in _DIMENSIONS),
+                *(f"{name} {getattr(i, name)}" for name in _FACTS),
                 f"precisions {'base full' if i.has_residual else 'base'}",
                 f"drafters {'lookup table' if i.has_ngrams else 'lookup'}{' model' if i.has_drafter else ''}",
                 f"bos {'none' if i.bos is None else i.bos}",
