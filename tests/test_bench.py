@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from clib import REPOSITORY
 from mxdraft.errors import CapacityError, UsageError
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as TokenSequence
+from mxdraft.runtime import Engine, Model, Timeline
 
 PYTHON = (sys.executable, "-m", "mxdraft.cli")
 C = (os.environ.get("MXDRAFT_CLI", str(REPOSITORY / "build" / "host" / "mxdraft")),)
@@ -134,7 +133,7 @@ def test_relations_between_measures(bundle: Path) -> None:
     with (
         Model(bundle) as model,
         Engine(model, precision="base", threads=1, draft="off") as engine,
-        TokenSequence(engine, max_tokens=5, ignore_eos=True) as sequence,
+        Timeline(engine, max_tokens=5, ignore_eos=True) as sequence,
     ):
         list(sequence.generate(range(20)))
         stats = sequence.stats
@@ -196,7 +195,7 @@ def test_python_refuses_what_the_command_line_cannot_say(bundle: Path) -> None:
                 engine.bench(*numbers)
         with pytest.raises(CapacityError):
             engine.bench(32, 2, 1)
-        with TokenSequence(engine), pytest.raises(UsageError, match="are open"):
+        with Timeline(engine), pytest.raises(UsageError, match="are open"):
             engine.bench(5, 5, 1)
         assert json.loads(engine.bench(5, 5, 1)["json"])["repeat"] == 1  # nothing was left open
 

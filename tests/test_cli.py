@@ -24,8 +24,7 @@ from mxdraft.bundle import Bundle
 from mxdraft.bundle.format import HEADER, SECTION_ENTRY
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime import Engine, Model, Timeline
 
 ROOT = Path(__file__).parents[1]
 PYTHON = (sys.executable, "-m", "mxdraft.cli")

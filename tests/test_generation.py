@@ -21,8 +21,7 @@ from mxdraft.checkpoint import BYTE_ALPHABET
 from mxdraft.errors import CapacityError, NumericError, UsageError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime import Engine, Model, Timeline
 from mxdraft.runtime._ffi import load
 
 PROMPT = [1, 40, 300, 7, 260, 499, 100, 3]

@@ -19,8 +19,7 @@ from mxdraft.bundle.schedule import Schedule, Weights
 from mxdraft.errors import UsageError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.runtime.engine import KV
+from mxdraft.runtime import KV, Engine, Model, Sequence
 from mxdraft.ship.build import sources
 from numpy.typing import NDArray
 from test_speculation import PROPOSERS, Knowing, set_costs

@@ -135,7 +135,10 @@ def test_evaluate_origin_reports_every_resource(
     long_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(origin, "PROMPTS", [f"{i} boats" for i in range(48)])
-    with Model(long_bundle) as model, Engine(model, 512, 1, "base", max_seqs=48) as engine:
+    with (
+        Model(long_bundle) as model,
+        Engine(model, ctx=512, threads=1, precision="base", max_seqs=48) as engine,
+    ):
         asked_for = [model.chat([("user", prompt)]) for prompt in origin.PROMPTS]
         answers = Batch(engine, asked_for, 48, 24).run()
         said = [ids + made for ids, made in zip(asked_for, answers, strict=True)]
@@ -165,7 +168,7 @@ def test_evaluate_origin_reports_every_resource(
 def test_answers_behind_a_copied_text_are_those_behind_the_text(model: Model) -> None:
     text, questions = TEXT[:70], [TEXT[i : i + 5] for i in range(3)]
     options: dict[str, Any] = {"precision": "base", "draft": "ngram", "kv": "tiered", "max_rows": 64}
-    with Engine(model, 128, 1, max_seqs=4, **options) as engine:
+    with Engine(model, ctx=128, threads=1, max_seqs=4, **options) as engine:
         with having_read(engine, text) as shared:
             found = Batch(engine, questions, 3, 9, begin=shared).run()
             assert shared.tokens == text
@@ -207,7 +210,7 @@ def test_acceptance_is_that_of_drafts_behind_the_text(
     monkeypatch.setattr(origin_memory, "TAIL", 40)
     with (
         Model(long_bundle) as opened,
-        Engine(opened, 150, 1, draft="off") as engine,
+        Engine(opened, ctx=150, threads=1, draft="off") as engine,
         Sequence(engine, ignore_eos=True) as sequence,
     ):
         for _ in sequence.generate(TEXT[:60]):
@@ -227,7 +230,7 @@ def test_acceptance_is_that_of_drafts_behind_the_text(
         with Model(path) as opened:
             for at in range(114, 150, 4):
                 with (
-                    Engine(opened, 150, 1, draft_min=3, draft_max=3, kv=kv) as engine,  # type: ignore[arg-type]
+                    Engine(opened, ctx=150, threads=1, draft_min=3, draft_max=3, kv=kv) as engine,  # type: ignore[arg-type]
                     Sequence(engine, ignore_eos=True) as sequence,
                 ):
                     sequence.prompt(ids[:at])

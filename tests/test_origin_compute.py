@@ -21,8 +21,7 @@ from mxdraft.measure.origin.compute import (
     log_odds,
     measure_drafting,
 )
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime.engine import DraftRecord
+from mxdraft.runtime import DraftRecord, Engine, Model
 
 PROMPTS = [[3 + i, 40 + 2 * i, 9, 3 + i, 40 + 2 * i] for i in range(12)]
 

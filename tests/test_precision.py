@@ -19,8 +19,7 @@ from mxdraft.errors import NumericError, UsageError
 from mxdraft.export import export_model
 from mxdraft.measure import logistic
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.runtime.engine import TokenRecord
+from mxdraft.runtime import Engine, Model, Sequence, TokenRecord
 
 MIXED: dict[str, Any] = {"core_fraction": 0.1, "catch_up": 4, "draft": "off"}
 TEXT = random.Random(1).choices(range(3, 500), k=60)

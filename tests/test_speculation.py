@@ -30,10 +30,8 @@ from mxdraft.errors import NumericError, UsageError
 from mxdraft.export import export_model
 from mxdraft.mx import quantize
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime import Draft, Engine, Model, Precision, Timeline, TokenRecord
 from mxdraft.runtime._ffi import load
-from mxdraft.runtime.engine import Draft, Precision, TokenRecord
 from mxdraft.ship.build import sources
 from mxdraft.train.drafter import TrainedDrafter
 from numpy.typing import NDArray

@@ -19,8 +19,7 @@ from malformed import build, sections_of
 from mxdraft.bundle import Bundle
 from mxdraft.bundle.schedule import Schedule, Weights
 from mxdraft.errors import UsageError
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime import Engine, Model, Timeline
 from mxdraft.runtime._ffi import load
 from mxdraft.ship.build import sources
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.runtime.engine import Precision
+from mxdraft.runtime import Engine, Model, Precision, Sequence
 
 from bench.peers.compare import Generation
 
@@ -58,7 +57,7 @@ class Ours:
     def _drafter(self) -> Engine:
         if self._drafting is None:
             plan = self._engine.plan
-            self._drafting = Engine(self._model, plan.ctx, plan.threads, plan.precision)
+            self._drafting = Engine(self._model, ctx=plan.ctx, threads=plan.threads, precision=plan.precision)
             self._drafting.measure_costs()
         return self._drafting
 

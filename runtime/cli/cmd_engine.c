@@ -5,37 +5,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Writes an allocated text to stdout and frees it. */
+/* Write an allocated text to stdout and free it. */
 static int emit_text(char *text) {
     int code = emit(text, strlen(text));
     free(text);
     return code;
 }
 
-/* Whether an option's FILE is standard output; NULL: not given. */
+/* Return whether an option's FILE (NULL: not given) is standard output. */
 static bool is_stdout(const char *path) {
-    return path != NULL && strcmp(path, "-") == 0;
+    return path && !strcmp(path, "-");
 }
 
-static int verify(const settings *s, session *run) {
+int run_verify(const settings *s, session *run) {
     int code;
     if ((code = open_model(s->bundle, run)) || (code = open_engine(s, (uint32_t)s->chunk, run))) return code;
     mxd_error error;
     char digest[65];
     mxd_status status = mxd_verify(run->engine, digest, &error);
-    if (status == MXD_OK || status == MXD_ERR_MISMATCH)
+    if (!status || status == MXD_ERR_MISMATCH)
         if ((code = emit_text(format_text("%s\n", digest)))) return code;
-    return status == MXD_OK ? EXIT_DONE : fail_status(&error);
+    return status ? fail_status(&error) : EXIT_DONE;
 }
 
-int run_verify(const settings *s) {
-    session run = {0};
-    int code = verify(s, &run);
-    session_close(&run);
-    return code;
-}
-
-/* The results in a format, to a file or for "-" to stdout. */
+/* Write the results in a format to a file, or to stdout for "-". */
 static int emit_bench(const mxd_bench *results, mxd_bench_format format, const char *path) {
     size_t size = mxd_bench_text(results, format, NULL, 0) + 1;
     char *text = allocate(size);
@@ -46,19 +39,21 @@ static int emit_bench(const mxd_bench *results, mxd_bench_format format, const c
     return code;
 }
 
-/* The drafters that --draft names, as bits: its words are those of mxd_draft, then "all". */
+/* Return the drafters that --draft names, as bits. */
 static uint32_t drafts_of(const settings *s, const mxd_model *model) {
     mxd_model_info info;
     mxd_model_get_info(model, &info);
     if (s->draft == MXD_DRAFT_OFF) return 0;
-    if (s->draft <= MXD_DRAFT_MODEL) return 1u << s->draft;
+    if (s->draft != DRAFT_ALL) return 1u << s->draft;
     return 1u << MXD_DRAFT_NGRAM | 1u << MXD_DRAFT_AUTO | (info.has_drafter ? 1u << MXD_DRAFT_MODEL : 0);
 }
 
-static int bench(const settings *s, session *run) {
+int run_bench(const settings *s, session *run) {
     int code;
     settings plain = *s;
     plain.draft = MXD_DRAFT_OFF;
+    if (is_stdout(s->csv) && is_stdout(s->json))
+        return fail(EXIT_USAGE, "--csv and --json cannot both go to standard output");
     if ((code = open_model(s->bundle, run)) || (code = open_engine(&plain, 0, run))) return code;
     const mxd_bench_options options = {.prompt_tokens = (uint32_t)s->prompt_tokens,
                                        .tokens = (uint32_t)s->limit,
@@ -68,18 +63,9 @@ static int bench(const settings *s, session *run) {
     mxd_bench *results;
     if (mxd_bench_run(run->engine, &options, &results, &error)) return fail_status(&error);
     if (!is_stdout(s->csv) && !is_stdout(s->json)) code = emit_bench(results, MXD_BENCH_TABLE, "-");
-    if (code == EXIT_DONE && s->csv != NULL) code = emit_bench(results, MXD_BENCH_CSV, s->csv);
-    if (code == EXIT_DONE && s->json != NULL) code = emit_bench(results, MXD_BENCH_JSON, s->json);
+    if (!code && s->csv) code = emit_bench(results, MXD_BENCH_CSV, s->csv);
+    if (!code && s->json) code = emit_bench(results, MXD_BENCH_JSON, s->json);
     mxd_bench_close(&results);
-    return code;
-}
-
-int run_bench(const settings *s) {
-    if (is_stdout(s->csv) && is_stdout(s->json))
-        return fail(EXIT_USAGE, "--csv and --json cannot both go to standard output");
-    session run = {0};
-    int code = bench(s, &run);
-    session_close(&run);
     return code;
 }
 
@@ -94,7 +80,8 @@ static int info_model(session *run) {
     char *bos = i.bos == UINT32_MAX ? format_text("none") : format_text("%u", (unsigned)i.bos);
     char *line = plan_line(&plan);
     char *text = format_text("bundle %s\nfile_bytes %llu\nhidden %u\nlayers %u\nheads %u\nkv_heads %u\nhead_dim %u\n"
-                             "ffn %u\nvocab %u\nmax_positions %u\nprecisions %s\ndrafters %s%s\nbos %s\nprovenance %s\n%s\n",
+                             "ffn %u\nvocab %u\nmax_positions %u\nprecisions %s\ndrafters %s%s\nbos %s\n"
+                             "provenance %s\n%s\n",
                              i.path, (unsigned long long)i.file_bytes, (unsigned)i.hidden, (unsigned)i.layers,
                              (unsigned)i.heads, (unsigned)i.kv_heads, (unsigned)i.head_dim, (unsigned)i.ffn,
                              (unsigned)i.vocab, (unsigned)i.max_positions, i.has_residual ? "base full" : "base",
@@ -105,19 +92,17 @@ static int info_model(session *run) {
     return emit_text(text);
 }
 
-int run_info(const settings *s) {
+int run_info(const settings *s, session *run) {
     int code;
-    session run = {0};
     /* The bundle first: a refusal leaves stdout empty. */
-    if (s->bundle != NULL && (code = open_model(s->bundle, &run))) return code;
+    if (s->bundle && (code = open_model(s->bundle, run))) return code;
     code = emit_text(format_text("version %s\nthreads %u\n", mxd_version(), (unsigned)mxd_default_threads()));
-    if (code == EXIT_DONE && s->cpu) {
+    if (!code && s->cpu) {
         size_t size = mxd_cpu_describe(NULL, 0) + 1;
         char *kernels = allocate(size);
         mxd_cpu_describe(kernels, size);
         code = emit_text(kernels);
     }
-    if (code == EXIT_DONE && s->bundle != NULL) code = info_model(&run);
-    session_close(&run);
+    if (!code && s->bundle) code = info_model(run);
     return code;
 }

@@ -17,7 +17,7 @@ static int encode_plain(const mxd_model *model, const char *text, size_t length,
     mxd_error error;
     size_t n = 0;
     mxd_status status = mxd_encode(model, text, length, NULL, 0, &n, &error);
-    if (status != MXD_OK && status != MXD_ERR_BUFFER) return fail_status(&error);
+    if (status && status != MXD_ERR_BUFFER) return fail_status(&error);
     out->data = allocate((n + 1) * sizeof *out->data); /* room for a BOS instead of nothing */
     return mxd_encode(model, text, length, out->data, n, &out->n, &error) ? fail_status(&error) : EXIT_DONE;
 }
@@ -26,31 +26,31 @@ static int encode_chat(const mxd_model *model, const mxd_message *messages, size
     mxd_error error;
     size_t n = 0;
     mxd_status status = mxd_chat_encode(model, messages, count, 1, NULL, 0, &n, &error);
-    if (status != MXD_OK && status != MXD_ERR_BUFFER) return fail_status(&error);
+    if (status && status != MXD_ERR_BUFFER) return fail_status(&error);
     out->data = allocate(n * sizeof *out->data);
     return mxd_chat_encode(model, messages, count, 1, out->data, n, &out->n, &error) ? fail_status(&error) : EXIT_DONE;
 }
 
-/* Messages are C strings. */
+/* Refuse a text that cannot be a C string, as messages are. */
 static int refuse_nul(const char *text, size_t length) {
     const char *nul = memchr(text, '\0', length);
-    if (nul == NULL) return EXIT_DONE;
+    if (!nul) return EXIT_DONE;
     return fail(EXIT_USAGE, "the text holds a NUL byte at offset %zu: it cannot be in a message or stop string",
                 (size_t)(nul - text));
 }
 
-/* One user message behind the optional system message. */
+/* Encode one user message, after the system message if there is one. */
 static int encode_message(const mxd_model *model, const char *system, const char *text, size_t length, token_ids *out) {
     mxd_message messages[2] = {{"system", system}, {"user", text}};
     int code = refuse_nul(text, length);
-    if (code != EXIT_DONE) return code;
-    return system != NULL ? encode_chat(model, messages, 2, out) : encode_chat(model, messages + 1, 1, out);
+    if (code) return code;
+    return system ? encode_chat(model, messages, 2, out) : encode_chat(model, messages + 1, 1, out);
 }
 
-/* The text's tokens and nothing else; of an empty text, the BOS token. */
+/* Encode a text with nothing added; an empty one as the BOS token. */
 static int encode_continuation(const mxd_model *model, const char *text, size_t length, token_ids *out) {
     int code = encode_plain(model, text, length, out);
-    if (code != EXIT_DONE || out->n > 0) return code;
+    if (code || out->n > 0) return code;
     mxd_model_info info;
     mxd_model_get_info(model, &info);
     if (info.bos == UINT32_MAX)
@@ -63,21 +63,19 @@ static int encode_continuation(const mxd_model *model, const char *text, size_t 
 /* ---- generating ---- */
 
 typedef struct text_buffer {
-    char *data; /* allocated, NUL behind the end; NULL while empty */
+    char *data; /* allocated, with a NUL after it; NULL while empty */
     size_t length;
 } text_buffer;
 
 static void append(text_buffer *t, const char *data, size_t length) {
-    char *larger = realloc(t->data, t->length + length + 1);
-    if (larger == NULL) exit(fail(EXIT_CAPACITY, "out of memory"));
-    if (length > 0) memcpy(larger + t->length, data, length);
-    t->data = larger;
+    t->data = reallocate(t->data, t->length + length + 1);
+    if (length > 0) memcpy(t->data + t->length, data, length);
     t->length += length;
     t->data[t->length] = '\0';
 }
 
-/* Writes the step's text, drafted and accepted parts in green. origin holds a byte for each byte of text that the
- * sequence holds back: where it came from. */
+/* Write the step's text, with drafted and accepted parts in green. `origin` has one byte for each byte of text that the
+ * sequence holds back: 'd' if it was drafted, else 'o'. */
 static int emit_explained(session *run, text_buffer *origin, const char *text, size_t length) {
     size_t n;
     const uint32_t *ids = mxd_seq_output(run->seq, &n);
@@ -89,12 +87,12 @@ static int emit_explained(session *run, text_buffer *origin, const char *text, s
         for (size_t k = 0; k < size; k++) append(origin, drafted[i] ? "d" : "o", 1);
     }
     int code = EXIT_DONE;
-    for (size_t from = 0, to; from < length && code == EXIT_DONE; from = to) {
+    for (size_t from = 0, to; from < length && !code; from = to) {
         for (to = from + 1; to < length && origin->data[to] == origin->data[from];) to++;
         bool drafted_part = origin->data[from] == 'd';
         if (drafted_part) code = emit("\033[32m", 5);
-        if (code == EXIT_DONE) code = emit(text + from, to - from);
-        if (drafted_part && code == EXIT_DONE) code = emit("\033[0m", 4);
+        if (!code) code = emit(text + from, to - from);
+        if (drafted_part && !code) code = emit("\033[0m", 4);
     }
     if (length > 0) {
         origin->length -= length;
@@ -103,13 +101,13 @@ static int emit_explained(session *run, text_buffer *origin, const char *text, s
     return code;
 }
 
-/* Steps until the sequence stops or Ctrl-C, writing text as it is made; reply (may be NULL) gets all of it. */
+/* Step until the sequence stops or Ctrl-C, and write text as it is made; `reply` (may be NULL) gets all of it. */
 static int stream(session *run, bool explain, text_buffer *reply) {
     text_buffer origin = {0};
     mxd_error error;
     int code = EXIT_DONE;
     interrupt_deferred(true);
-    while (code == EXIT_DONE && mxd_seq_stop(run->seq) == MXD_STOP_NONE && !interrupted()) {
+    while (!code && mxd_seq_stop(run->seq) == MXD_STOP_NONE && !interrupted()) {
         if (mxd_step(run->engine, &run->seq, 1, &error)) {
             free(origin.data);
             return fail_status(&error);
@@ -117,37 +115,42 @@ static int stream(session *run, bool explain, text_buffer *reply) {
         size_t length;
         const char *text = mxd_seq_text(run->seq, &length);
         code = explain ? emit_explained(run, &origin, text, length) : emit(text, length);
-        if (reply != NULL) append(reply, text, length);
+        if (reply) append(reply, text, length);
     }
     interrupt_deferred(false);
     free(origin.data);
     return code;
 }
 
-static void print_stats(const settings *s, const session *run) {
-    if (s->stats == STATS_NONE) return;
-    char *json = stats_json(run);
-    if (s->stats == STATS_JSON) {
-        fprintf(stderr, "%s\n", json);
-    } else {
-        const char *stop = json_value(json, "stop") + 1; /* behind the quote */
-        fprintf(stderr,
-                "prompt: %.0f tokens, %.1f tok/s; first token after %.3f s\n"
-                "generated: %.0f tokens, %.1f tok/s; %.0f steps; stop: %.*s\n"
-                "drafted: %.0f, accepted: %.0f, %.2f tokens a step; gain %.2f (expected %.2f)\n"
-                "memory: peak %.1f MiB; threads %.0f; seed %llu\n",
-                json_number(json, "prompt_tokens"), json_number(json, "prefill_tok_per_s"),
-                json_number(json, "first_token_s"), json_number(json, "generated_tokens"),
-                json_number(json, "decode_tok_per_s"), json_number(json, "steps"), (int)strcspn(stop, "\""), stop,
-                json_number(json, "drafted"), json_number(json, "accepted"), json_number(json, "tokens_per_step"),
-                json_number(json, "gain"), json_number(json, "expected_gain"),
-                json_number(json, "peak_rss_bytes") / (1 << 20), json_number(json, "threads"),
-                (unsigned long long)s->seed);
-    }
+static void print_stats_json(const mxd_seq *seq) {
+    size_t size = mxd_seq_stats_json(seq, NULL, 0) + 1;
+    char *json = allocate(size);
+    mxd_seq_stats_json(seq, json, size);
+    fprintf(stderr, "%s\n", json);
     free(json);
 }
 
-/* Between the engine and the first token. */
+static void print_stats_text(const settings *s, const session *run) {
+    mxd_stats t;
+    mxd_seq_get_stats(run->seq, &t);
+    fprintf(stderr,
+            "prompt: %llu tokens, %.1f tok/s; first token after %.3f s\n"
+            "generated: %llu tokens, %.1f tok/s; %llu steps; stop: %s\n"
+            "drafted: %llu, accepted: %llu, %.2f tokens a step; gain %.2f (expected %.2f)\n"
+            "memory: peak %.1f MiB; threads %u; seed %llu\n",
+            (unsigned long long)t.prompt_tokens, t.prefill_tok_per_s, t.first_token_s,
+            (unsigned long long)t.generated_tokens, t.decode_tok_per_s, (unsigned long long)t.steps,
+            mxd_stop_name(mxd_seq_stop(run->seq)), (unsigned long long)t.drafted, (unsigned long long)t.accepted,
+            t.tokens_per_step, t.gain, t.expected_gain, (double)t.peak_rss_bytes / (1 << 20),
+            (unsigned)mxd_engine_plan(run->engine)->threads, (unsigned long long)s->seed);
+}
+
+static void print_stats(const settings *s, const session *run) {
+    if (s->stats == STATS_JSON) print_stats_json(run->seq);
+    if (s->stats == STATS_TEXT) print_stats_text(s, run);
+}
+
+/* Do what lies between the engine and the first token. */
 static int ready(const settings *s, session *run) {
     int code = s->draft != MXD_DRAFT_OFF ? know_costs(run) : EXIT_DONE;
     return code ? code : open_seq(s, run);
@@ -162,7 +165,7 @@ static void print_tokens(const char *name, const uint32_t *ids, size_t n) {
 static int generate(const settings *s, session *run, const char *prompt, size_t length, token_ids *ids) {
     mxd_error error;
     int code = open_model(s->bundle, run);
-    if (code != EXIT_DONE) return code;
+    if (code) return code;
     code = s->raw ? encode_continuation(run->model, prompt, length, ids)
                   : encode_message(run->model, s->system, prompt, length, ids);
     if (code || (code = open_engine(s, 0, run)) || (code = ready(s, run))) return code;
@@ -179,16 +182,14 @@ static int generate(const settings *s, session *run, const char *prompt, size_t 
     return interrupted() ? EXIT_INTERRUPTED : EXIT_DONE;
 }
 
-int run_generate(const settings *s) {
-    if (s->raw && s->system != NULL) return fail(EXIT_USAGE, "--system needs the chat template: leave out --raw");
+int run_generate(const settings *s, session *run) {
+    if (s->raw && s->system) return fail(EXIT_USAGE, "--system needs the chat template: leave out --raw");
     char *prompt;
     size_t length;
     int code = read_text(s, &prompt, &length);
-    if (code != EXIT_DONE) return code;
-    session run = {0};
+    if (code) return code;
     token_ids ids = {0};
-    code = generate(s, &run, prompt, length, &ids);
-    session_close(&run);
+    code = generate(s, run, prompt, length, &ids);
     free(ids.data);
     free(prompt);
     return code;
@@ -197,16 +198,13 @@ int run_generate(const settings *s) {
 /* ---- chat ---- */
 
 typedef struct conversation {
-    mxd_message *messages; /* allocated, contents too */
+    mxd_message *messages; /* allocated, and so is each content */
     size_t count;
 } conversation;
 
 static void add_message(conversation *c, const char *role, const char *content) {
-    mxd_message *larger = realloc(c->messages, (c->count + 1) * sizeof *larger);
-    if (larger == NULL) exit(fail(EXIT_CAPACITY, "out of memory"));
-    larger[c->count] = (mxd_message){role, format_text("%s", content)};
-    c->messages = larger;
-    c->count++;
+    c->messages = reallocate(c->messages, (c->count + 1) * sizeof *c->messages);
+    c->messages[c->count++] = (mxd_message){role, format_text("%s", content)};
 }
 
 static void drop_messages(conversation *c, size_t keep) {
@@ -215,37 +213,37 @@ static void drop_messages(conversation *c, size_t keep) {
 
 static void start_conversation(conversation *c, const char *system) {
     drop_messages(c, 0);
-    if (system != NULL) add_message(c, "system", system);
+    if (system) add_message(c, "system", system);
 }
 
-/* Queues the conversation. What it shares with the tokens already processed is kept; the last token runs again. */
+/* Queue the conversation. Keep what it shares with the tokens already processed, but run the last token again. */
 static mxd_status queue_conversation(session *run, const token_ids *ids, mxd_error *error) {
     size_t held_count, shared = 0;
     const uint32_t *held = mxd_seq_tokens(run->seq, &held_count);
     while (shared < held_count && shared + 1 < ids->n && held[shared] == ids->data[shared]) shared++;
     mxd_status status = mxd_seq_truncate(run->seq, shared, error);
-    if (status != MXD_OK) return status;
+    if (status) return status;
     return mxd_seq_prompt(run->seq, ids->data + shared, ids->n - shared, error);
 }
 
-/* One exchange, added to the conversation; one that does not fit is dropped, with EXIT_CAPACITY. */
+/* Answer one line and add both to the conversation; drop it and return EXIT_CAPACITY if it does not fit. */
 static int turn(const settings *s, session *run, conversation *c, const char *line) {
     mxd_error error;
     token_ids ids = {0};
     add_message(c, "user", line);
     int code = encode_chat(run->model, c->messages, c->count, &ids);
-    mxd_status status = code == EXIT_DONE ? queue_conversation(run, &ids, &error) : MXD_OK;
+    mxd_status status = code ? MXD_OK : queue_conversation(run, &ids, &error);
     free(ids.data);
     if (status == MXD_ERR_CONTEXT) {
         drop_messages(c, c->count - 1);
         return fail(EXIT_CAPACITY, "%s; /reset starts a new conversation", error.message);
     }
-    if (status != MXD_OK) return fail_status(&error);
+    if (status) return fail_status(&error);
     text_buffer reply = {0};
-    if (code == EXIT_DONE) code = stream(run, false, &reply);
-    if (code == EXIT_DONE) code = emit("\n", 1);
-    if (code == EXIT_DONE) {
-        add_message(c, "assistant", reply.data != NULL ? reply.data : "");
+    if (!code) code = stream(run, false, &reply);
+    if (!code) code = emit("\n", 1);
+    if (!code) {
+        add_message(c, "assistant", reply.data ? reply.data : "");
         print_stats(s, run);
         if (interrupted()) code = EXIT_INTERRUPTED;
     }
@@ -264,29 +262,27 @@ static int converse(const settings *s, session *run, conversation *c, char **lin
         (*line)[length] = '\0';
         int refused = refuse_nul(*line, (size_t)length);
         if (refused != EXIT_DONE) return refused;
-        if (strcmp(*line, "/quit") == 0) return code;
-        if (strcmp(*line, "/reset") == 0) {
+        if (!strcmp(*line, "/quit")) return code;
+        if (!strcmp(*line, "/reset")) {
             start_conversation(c, s->system);
             code = EXIT_DONE;
         } else if (length > 0) {
             code = turn(s, run, c, *line);
-            if (code != EXIT_DONE && code != EXIT_CAPACITY) return code;
+            if (code && code != EXIT_CAPACITY) return code;
         }
     }
 }
 
-int run_chat(const settings *s) {
-    session run = {0};
+int run_chat(const settings *s, session *run) {
     conversation c = {0};
     char *line = NULL;
     size_t capacity = 0;
     int code;
-    if (!(code = open_model(s->bundle, &run)) && !(code = open_engine(s, 0, &run)) && !(code = ready(s, &run)))
-        code = converse(s, &run, &c, &line, &capacity);
+    if (!(code = open_model(s->bundle, run)) && !(code = open_engine(s, 0, run)) && !(code = ready(s, run)))
+        code = converse(s, run, &c, &line, &capacity);
     free(line);
     drop_messages(&c, 0);
     free(c.messages);
-    session_close(&run);
     return code;
 }
 
@@ -305,7 +301,7 @@ static int emit_ids(const token_ids *ids) {
     return code;
 }
 
-/* Appends the bytes of the ids in a text that ends with NUL. */
+/* Append the bytes of the ids in text[length], which has a NUL after it. */
 static int decode_ids(const mxd_model *model, const char *text, size_t length, text_buffer *out) {
     static const char white[] = " \t\n\v\f\r";
     mxd_model_info info;
@@ -317,7 +313,7 @@ static int decode_ids(const mxd_model *model, const char *text, size_t length, t
         size_t size;
         uint64_t id = strtoull(word, NULL, 10);
         const char *bytes = id < info.vocab ? mxd_token_bytes(model, (uint32_t)id, &size) : NULL;
-        if (bytes == NULL)
+        if (!bytes)
             return fail(EXIT_USAGE, "token %llu is not in the vocabulary of %u", (unsigned long long)id,
                         (unsigned)info.vocab);
         append(out, bytes, size);
@@ -328,30 +324,29 @@ static int decode_ids(const mxd_model *model, const char *text, size_t length, t
 
 static int tokenize(const settings *s, session *run, const char *text, size_t length) {
     int code = open_model(s->bundle, run);
-    if (code != EXIT_DONE) return code;
+    if (code) return code;
     if (s->decode) {
         text_buffer decoded = {0};
         code = decode_ids(run->model, text, length, &decoded);
-        if (code == EXIT_DONE) code = emit(decoded.data, decoded.length);
+        if (!code) code = emit(decoded.data, decoded.length);
         free(decoded.data);
         return code;
     }
     token_ids ids = {0};
-    code = s->chat ? encode_message(run->model, NULL, text, length, &ids) : encode_plain(run->model, text, length, &ids);
-    if (code == EXIT_DONE) code = emit_ids(&ids);
+    code = s->chat ? encode_message(run->model, NULL, text, length, &ids)
+                   : encode_plain(run->model, text, length, &ids);
+    if (!code) code = emit_ids(&ids);
     free(ids.data);
     return code;
 }
 
-int run_tokenize(const settings *s) {
+int run_tokenize(const settings *s, session *run) {
     if (s->chat && s->decode) return fail(EXIT_USAGE, "--chat and --decode exclude each other");
     char *text;
     size_t length;
     int code = read_text(s, &text, &length);
-    if (code != EXIT_DONE) return code;
-    session run = {0};
-    code = tokenize(s, &run, text, length);
-    session_close(&run);
+    if (code) return code;
+    code = tokenize(s, run, text, length);
     free(text);
     return code;
 }

@@ -1,4 +1,4 @@
-/* The grammar: the options of each command, parsing and --help (mirror: toolchain/mxdraft/cli/_options.py). */
+/* The grammar: options of each command, parsing, --help (mirror: toolchain/mxdraft/cli/_options.py). */
 #include "cli.h"
 
 #include <errno.h>
@@ -10,30 +10,42 @@ enum { MAX_TOKENS = 1 << 20, MAX_GROUPS = 7 };
 
 typedef enum kind { END, FLAG, TEXT, TEXTS, WHOLE, REAL, WORD } kind;
 
-/* One option; its value goes to `offset` in settings. */
+/* Return the word of a value, NULL after the last one. */
+typedef const char *word_function(uint32_t value);
+
+static const char *stats_word(uint32_t value) {
+    static const char *const words[] = {[STATS_NONE] = "none", [STATS_TEXT] = "text", [STATS_JSON] = "json"};
+    return value < sizeof words / sizeof *words ? words[value] : NULL;
+}
+
+static const char *compared_draft_word(uint32_t value) {
+    return value == DRAFT_ALL ? "all" : mxd_draft_name(value);
+}
+
+/* An option; its value goes to `offset` in settings. */
 typedef struct option {
     const char *name;
     kind kind;
     size_t offset;
-    const char *metavar; /* what --help shows for the value; of a WORD, the words */
+    const char *metavar; /* what --help shows for the value; NULL: nothing, or the words */
     const char *initial; /* the default, parsed like a value; NULL: none */
     uint64_t low, high;  /* WHOLE */
     double min, max;     /* REAL */
+    word_function *word; /* WORD */
     const char *help;
 } option;
 
 /* clang-format off */
-#define FIELD(field) offsetof(settings, field)
-#define FLAG_OPTION(name, field, help) {name, FLAG, FIELD(field), NULL, NULL, 0, 0, 0, 0, help}
-#define TEXT_OPTION(name, field, metavar, help) {name, TEXT, FIELD(field), metavar, NULL, 0, 0, 0, 0, help}
-#define WHOLE_OPTION(name, field, low, high, initial, help) \
-    {name, WHOLE, FIELD(field), "N", initial, low, high, 0, 0, help}
-#define REAL_OPTION(name, field, min, max, initial, help) {name, REAL, FIELD(field), "X", initial, 0, 0, min, max, help}
-#define WORD_OPTION(name, field, words, initial, help) {name, WORD, FIELD(field), words, initial, 0, 0, 0, 0, help}
+#define OPTION(n, k, field, h, ...) {.name = n, .kind = k, .offset = offsetof(settings, field), .help = h, __VA_ARGS__}
+#define FLAG_OPTION(n, field, h) OPTION(n, FLAG, field, h, .initial = NULL)
+#define TEXT_OPTION(n, field, m, h) OPTION(n, TEXT, field, h, .metavar = m)
+#define WHOLE_OPTION(n, field, l, u, i, h) OPTION(n, WHOLE, field, h, .metavar = "N", .low = l, .high = u, .initial = i)
+#define REAL_OPTION(n, field, l, u, i, h) OPTION(n, REAL, field, h, .metavar = "X", .min = l, .max = u, .initial = i)
+#define WORD_OPTION(n, field, w, i, h) OPTION(n, WORD, field, h, .word = w, .initial = i)
 #define LIMIT_OPTION(low, initial) \
     WHOLE_OPTION("-n", limit, low, MAX_TOKENS, initial, "Most tokens; 0 = until context is full.")
-#define STATS_OPTION(initial) WORD_OPTION("--stats", stats, "none|text|json", initial, "Statistics on stderr.")
-#define END_OPTION {NULL, END, 0, NULL, NULL, 0, 0, 0, 0, NULL}
+#define STATS_OPTION(initial) WORD_OPTION("--stats", stats, stats_word, initial, "Statistics on stderr.")
+#define END_OPTION {.kind = END}
 
 static const option model_options[] = {
     TEXT_OPTION("-m", bundle, "BUNDLE", "Bundle file (.mxb)."),
@@ -42,14 +54,16 @@ static const option model_options[] = {
 static const option engine_options[] = {
     WHOLE_OPTION("-t", threads, 0, 64, "0", "Threads; 0 = what the machine offers."),
     WHOLE_OPTION("--ctx", ctx, 0, MAX_TOKENS, "0", "Context; 0 = min(2048, the model's)."),
-    WORD_OPTION("--precision", precision, "auto|base|full", "auto", "Weight planes; auto = full where it matters."),
-    REAL_OPTION("--core-fraction", core_fraction, 0, 1, NULL, "Tokens at full precision under auto; else the bundle's."),
-    WHOLE_OPTION("--catch-up", catch_up, 1, 32, NULL, "Most tokens from one full pass to the next; else the bundle's."),
+    WORD_OPTION("--precision", precision, mxd_precision_name, "auto", "Weight planes; auto = full where it matters."),
+    REAL_OPTION("--core-fraction", core_fraction, 0, 1, NULL,
+                "Under auto: tokens at full precision, 0..1; unset: the bundle's."),
+    WHOLE_OPTION("--catch-up", catch_up, 1, 32, NULL,
+                 "Under auto: most tokens between full passes; unset: the bundle's."),
     END_OPTION
 };
 static const option cache_options[] = {
-    WORD_OPTION("--kv", kv, "auto|f16|int8|mxfp4|tiered", "auto", "Format of the KV cache; auto = f16."),
-    REAL_OPTION("--kv-budget", kv_budget, 0, 8.25, "0", "Tiered: mean bits of a value, context full; 0 = the bundle's."),
+    WORD_OPTION("--kv", kv, mxd_kv_name, "auto", "Format of the KV cache; auto = f16."),
+    REAL_OPTION("--kv-budget", kv_budget, 0, 8.25, "0", "Tiered: mean bits a value, context full; 0 = bundle's."),
     END_OPTION
 };
 static const option text_options[] = {
@@ -61,16 +75,16 @@ static const option sampling_options[] = {
     REAL_OPTION("--temp", temp, 0, 100, "0", "Temperature; 0 = greedy."),
     WHOLE_OPTION("--top-k", top_k, 0, MAX_TOKENS, "0", "Keep the k likeliest; 0 = off."),
     REAL_OPTION("--top-p", top_p, 0, 1, "1", "Keep this probability mass; 1 = off."),
-    REAL_OPTION("--min-p", min_p, 0, 1, "0", "Keep this share of the likeliest's; 0 = off."),
+    REAL_OPTION("--min-p", min_p, 0, 1, "0", "Keep what has this share of the top probability; 0 = off."),
     REAL_OPTION("--repeat-penalty", repeat_penalty, 0.1, 10, "1", "Against repetition; 1 = off."),
     WHOLE_OPTION("--seed", seed, 0, UINT64_MAX, "0", "Seed of the sampling noise."),
-    {"--stop", TEXTS, FIELD(stops), "TEXT", NULL, 0, 0, 0, 0, "Stop before this text; may be repeated."},
+    OPTION("--stop", TEXTS, stops, "Stop before this text; may be repeated.", .metavar = "TEXT"),
     FLAG_OPTION("--ignore-eos", ignore_eos, "Go on after end-of-sequence tokens."),
     END_OPTION
 };
 static const option draft_options[] = {
-    WORD_OPTION("--draft", draft, "auto|off|ngram|model", "auto", "Who drafts; never changes the text, only the speed."),
-    WHOLE_OPTION("--draft-max", draft_max, 1, 15, "8", "Most drafted tokens of a step."),
+    WORD_OPTION("--draft", draft, mxd_draft_name, "auto", "Who drafts; never changes the text, only the speed."),
+    WHOLE_OPTION("--draft-max", draft_max, 1, 15, "8", "Most drafted tokens in a step."),
     END_OPTION
 };
 static const option generate_options[] = {
@@ -90,7 +104,7 @@ static const option chat_options[] = {
 };
 static const option tokenize_options[] = {
     FLAG_OPTION("--chat", chat, "Through the chat template, as generate does without --raw."),
-    FLAG_OPTION("--decode", decode, "The other way: ids separated by white space to text."),
+    FLAG_OPTION("--decode", decode, "Decode instead: ids, separated by white space, to text."),
     END_OPTION
 };
 static const option verify_options[] = {
@@ -100,8 +114,8 @@ static const option verify_options[] = {
 static const option bench_options[] = {
     WHOLE_OPTION("--prompt-tokens", prompt_tokens, 1, MAX_TOKENS, "128", "Prompt length."),
     WHOLE_OPTION("-n", limit, 2, MAX_TOKENS, "64", "Tokens to generate."),
-    WORD_OPTION("--draft", draft, "auto|off|ngram|model|all", "off", "Compare drafting with plain decoding, too."),
-    WHOLE_OPTION("--repeat", repeat, 1, 1000, "3", "Measured runs, after one that is not."),
+    WORD_OPTION("--draft", draft, compared_draft_word, "off", "Also compare drafting with plain decoding."),
+    WHOLE_OPTION("--repeat", repeat, 1, 1000, "3", "Measured runs, after one to warm up."),
     TEXT_OPTION("--csv", csv, "FILE", "Write the results as CSV; - = instead of the table."),
     TEXT_OPTION("--json", json, "FILE", "Write the results as JSON; - = instead of the table."),
     END_OPTION
@@ -142,8 +156,8 @@ static const command commands[] = {
      "Replay the golden vectors and print the digest of all logits; ends with 0 only if every bit agrees.",
      "-m model.mxb --precision base"},
     {"bench", run_bench, true, false, {model_options, engine_options, cache_options, bench_options},
-     "measure speed, beside this machine's read bandwidth",
-     "Measure prefill, decode, steps of several rows and of 48 sequences, beside the read bandwidth.",
+     "measure speed and this machine's read bandwidth",
+     "Measure prefill, decode, steps of several rows and of 48 sequences, and the read bandwidth.",
      "-m model.mxb --prompt-tokens 512 -n 128"},
     {"info", run_info, false, false, {model_options, info_options},
      "describe this machine and a bundle",
@@ -156,16 +170,23 @@ enum { COMMANDS = sizeof commands / sizeof *commands };
 
 static const command *find_command(const char *name) {
     for (size_t i = 0; i < COMMANDS; i++)
-        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+        if (!strcmp(commands[i].name, name)) return &commands[i];
     return NULL;
 }
 
-/* The option with this exact name. */
+/* Find the option with exactly this name. */
 static const option *find_option(const command *c, const char *name, size_t length) {
-    for (size_t g = 0; g < MAX_GROUPS && c->groups[g] != NULL; g++)
+    for (size_t g = 0; g < MAX_GROUPS && c->groups[g]; g++)
         for (const option *o = c->groups[g]; o->kind != END; o++)
-            if (strlen(o->name) == length && memcmp(o->name, name, length) == 0) return o;
+            if (strlen(o->name) == length && !memcmp(o->name, name, length)) return o;
     return NULL;
+}
+
+/* Write all words, separated, to out[capacity]. */
+static void list_words(word_function *word, const char *separator, char *out, size_t capacity) {
+    size_t used = 0;
+    for (uint32_t i = 0; word(i) && used < capacity; i++)
+        used += (size_t)snprintf(out + used, capacity - used, "%s%s", i > 0 ? separator : "", word(i));
 }
 
 static void print_help(void) {
@@ -178,12 +199,13 @@ static void print_help(void) {
 
 static void print_command_help(const command *c) {
     printf("Usage: mxdraft %s [OPTIONS]%s\n\n  %s\n\nOptions:\n", c->name, c->takes_text ? " [-]" : "", c->help);
-    for (size_t g = 0; g < MAX_GROUPS && c->groups[g] != NULL; g++)
+    for (size_t g = 0; g < MAX_GROUPS && c->groups[g]; g++)
         for (const option *o = c->groups[g]; o->kind != END; o++) {
-            char left[64];
-            snprintf(left, sizeof left, "%s %s", o->name, o->metavar != NULL ? o->metavar : "");
-            printf("  %-28s%s", left, o->help);
-            if (o->initial != NULL) printf("  [default: %s]", o->initial);
+            char words[64] = "", left[96];
+            if (o->word) list_words(o->word, "|", words, sizeof words);
+            snprintf(left, sizeof left, "%s %s", o->name, o->metavar ? o->metavar : words);
+            printf("  %-27s %s", left, o->help);
+            if (o->initial) printf("  [default: %s]", o->initial);
             putchar('\n');
         }
     printf("\n  Example: mxdraft %s %s\n", c->name, c->example);
@@ -197,7 +219,7 @@ static bool parse_whole(const char *text, uint64_t low, uint64_t high, uint64_t 
     return errno == 0 && *out >= low && *out <= high;
 }
 
-/* A decimal number: digits[.digits][e[+-]digits]; strtod alone would take signs, nan and hexadecimal. */
+/* Parse a decimal number, digits[.digits][e[+-]digits]: strtod alone would take signs, nan and hexadecimal. */
 static bool parse_real(const char *text, double min, double max, double *out) {
     static const char digits[] = "0123456789";
     const char *p = text;
@@ -219,37 +241,20 @@ static bool parse_real(const char *text, double min, double max, double *out) {
     return *out >= min && *out <= max;
 }
 
-static bool parse_word(const char *text, const char *words, unsigned *out) {
-    unsigned index = 0;
-    for (const char *w = words; *w != '\0'; index++) {
-        size_t length = strcspn(w, "|");
-        if (strlen(text) == length && memcmp(text, w, length) == 0) {
-            *out = index;
-            return true;
-        }
-        w += length + (w[length] == '|');
-    }
+static bool parse_word(const char *text, word_function *word, uint32_t *out) {
+    for (*out = 0; word(*out); ++*out)
+        if (!strcmp(text, word(*out))) return true;
     return false;
-}
-
-/* "a|b|c" as "one of a, b, c". */
-static void list_words(const char *words, char *out, size_t capacity) {
-    size_t used = (size_t)snprintf(out, capacity, "one of ");
-    for (const char *w = words; *w != '\0' && used + 3 <= capacity; w++) {
-        out[used++] = *w == '|' ? ',' : *w;
-        if (*w == '|') out[used++] = ' ';
-    }
-    out[used] = '\0';
 }
 
 static int usage(const command *c, const option *o, const char *value, const char *expected) {
     return fail(EXIT_USAGE, "%s '%s': expected %s (see mxdraft %s --help)", o->name, value, expected, c->name);
 }
 
-/* Stores a value (NULL for a flag) in the settings. */
+/* Store a value (NULL for a flag) in the settings. */
 static int set_option(const command *c, const option *o, const char *value, settings *out) {
     void *field = (char *)out + o->offset;
-    char expected[128];
+    char expected[128], words[64];
     switch (o->kind) {
     case FLAG: *(bool *)field = true; return EXIT_DONE;
     case TEXT: *(const char **)field = value; return EXIT_DONE;
@@ -268,8 +273,9 @@ static int set_option(const command *c, const option *o, const char *value, sett
         snprintf(expected, sizeof expected, "a number from %g to %g", o->min, o->max);
         return usage(c, o, value, expected);
     case WORD:
-        if (parse_word(value, o->metavar, field)) return EXIT_DONE;
-        list_words(o->metavar, expected, sizeof expected);
+        if (parse_word(value, o->word, field)) return EXIT_DONE;
+        list_words(o->word, ", ", words, sizeof words);
+        snprintf(expected, sizeof expected, "one of %s", words);
         return usage(c, o, value, expected);
     case END: break;
     }
@@ -278,50 +284,50 @@ static int set_option(const command *c, const option *o, const char *value, sett
 
 static int set_defaults(const command *c, settings *out) {
     out->core_fraction = -1; /* the bundle's */
-    for (size_t g = 0; g < MAX_GROUPS && c->groups[g] != NULL; g++)
+    for (size_t g = 0; g < MAX_GROUPS && c->groups[g]; g++)
         for (const option *o = c->groups[g]; o->kind != END; o++)
-            if (o->initial != NULL) {
+            if (o->initial) {
                 int code = set_option(c, o, o->initial, out);
-                if (code != EXIT_DONE) return code;
+                if (code) return code;
             }
     return EXIT_DONE;
 }
 
-/* Parses the option at argv[*i] (`--name value`, `--name=value`, `-nvalue`, `-n value`) and moves *i past it. */
+/* Parse the option at argv[*i] (`--name value`, `--name=value`, `-nvalue`, `-n value`) and move *i past it. */
 static int parse_option(const command *c, int argc, char **argv, int *i, settings *out) {
     const char *argument = argv[(*i)++];
     bool is_long = argument[1] == '-';
     size_t name_length = is_long ? strcspn(argument, "=") : 2;
     const option *o = find_option(c, argument, name_length);
-    if (o == NULL)
+    if (!o)
         return fail(EXIT_USAGE, "unknown option '%.*s' (see mxdraft %s --help)", (int)name_length, argument, c->name);
     const char *attached = argument[name_length] != '\0' ? argument + name_length + is_long : NULL;
     if (o->kind == FLAG) {
-        if (attached != NULL) return fail(EXIT_USAGE, "option '%s' does not take a value", o->name);
+        if (attached) return fail(EXIT_USAGE, "option '%s' does not take a value", o->name);
         return set_option(c, o, NULL, out);
     }
-    if (attached != NULL) return set_option(c, o, attached, out);
+    if (attached) return set_option(c, o, attached, out);
     if (*i == argc) return fail(EXIT_USAGE, "option '%s' requires an argument", o->name);
     return set_option(c, o, argv[(*i)++], out);
 }
 
 static bool is_help(const char *argument) {
-    return strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0;
+    return !strcmp(argument, "--help") || !strcmp(argument, "-h");
 }
 
-/* Returns whether the command is to run; if not, *code says how the process ends. */
+/* Return whether the command is to run; if not, the process ends with *code. */
 static bool parse_command(const command *c, int argc, char **argv, settings *out, int *code) {
     *code = set_defaults(c, out);
-    bool only_arguments = false; /* behind "--" */
-    for (int i = 0; i < argc && *code == EXIT_DONE;) {
+    bool only_arguments = false; /* after "--" */
+    for (int i = 0; i < argc && !*code;) {
         const char *argument = argv[i];
         if (only_arguments || argument[0] != '-' || argument[1] == '\0') {
-            if (c->takes_text && !out->from_stdin && strcmp(argument, "-") == 0)
+            if (c->takes_text && !out->from_stdin && !strcmp(argument, "-"))
                 out->from_stdin = true;
             else
                 *code = fail(EXIT_USAGE, "unexpected argument '%s'", argument);
             i++;
-        } else if (strcmp(argument, "--") == 0) {
+        } else if (!strcmp(argument, "--")) {
             only_arguments = true;
             i++;
         } else if (is_help(argument)) {
@@ -332,9 +338,9 @@ static bool parse_command(const command *c, int argc, char **argv, settings *out
             *code = parse_option(c, argc, argv, &i, out);
         }
     }
-    if (*code == EXIT_DONE && c->needs_bundle && out->bundle == NULL)
+    if (!*code && c->needs_bundle && !out->bundle)
         *code = fail(EXIT_USAGE, "-m is required (see mxdraft %s --help)", c->name);
-    return *code == EXIT_DONE;
+    return !*code;
 }
 
 command_function *parse_arguments(int argc, char **argv, settings *out, int *code) {
@@ -346,14 +352,14 @@ command_function *parse_arguments(int argc, char **argv, settings *out, int *cod
     } else if (is_help(first)) {
         print_help();
         *code = flush_output();
-    } else if (strcmp(first, "--version") == 0) {
+    } else if (!strcmp(first, "--version")) {
         printf("mxdraft %s\n", mxd_version());
         *code = flush_output();
     } else if (first[0] == '-') {
         *code = fail(EXIT_USAGE, "unknown option '%s' (see mxdraft --help)", first);
     } else {
         const command *c = find_command(first);
-        if (c == NULL)
+        if (!c)
             *code = fail(EXIT_USAGE, "unknown command '%s' (see mxdraft --help)", first);
         else if (parse_command(c, argc - 2, argv + 2, out, code))
             return c->run;

@@ -1,9 +1,8 @@
-/* Opening what a command runs on, its memory plan and its statistics. */
+/* Model, engine and sequence of a command, and its memory plan. */
 #include "cli.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 int open_model(const char *path, session *out) {
@@ -38,24 +37,25 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
     return mxd_engine_open(out->model, &options, &out->engine, &error) ? fail_status(&error) : EXIT_DONE;
 }
 
-/* The value of an environment variable, NULL if it is unset or empty. */
+/* Return the value of an environment variable, NULL if it is unset or empty. */
 static const char *set_variable(const char *name) {
     const char *value = getenv(name);
-    return value != NULL && *value != '\0' ? value : NULL;
+    return value && *value ? value : NULL;
 }
 
-/* $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache, made if it is not there; allocated, NULL: none. */
+/* Return $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache, allocated and made if it is not there; NULL:
+ * none of the variables is set. */
 static char *cache_directory(void) {
     const char *own = set_variable("MXDRAFT_CACHE"), *shared = set_variable("XDG_CACHE_HOME");
     const char *home = set_variable("HOME");
-    if (own != NULL) {
+    if (own) {
         mkdir(own, 0777);
         return format_text("%s", own);
     }
-    if (shared == NULL && home == NULL) return NULL;
-    char *parent = shared != NULL ? format_text("%s", shared) : format_text("%s/.cache", home);
+    if (!shared && !home) return NULL;
+    char *parent = shared ? format_text("%s", shared) : format_text("%s/.cache", home);
     char *path = format_text("%s/mxdraft", parent);
-    mkdir(parent, 0777); /* what cannot be made cannot be written either: the costs are measured each time */
+    mkdir(parent, 0777); /* where this fails, writing fails too: the costs are measured each time */
     mkdir(path, 0777);
     free(parent);
     return path;
@@ -97,32 +97,11 @@ void session_close(session *s) {
 }
 
 char *plan_line(const mxd_plan *p) {
-    static const char *const precision_names[] = {"auto", "base", "full"};
-    static const char *const kv_names[] = {"auto", "f16", "int8", "mxfp4", "tiered"};
     const double mib = 1 << 20;
     return format_text("plan: weights %.1f + KV cache %.1f + activations %.1f + sequences %.1f = %.1f MiB of %.1f MiB "
                        "available; ctx %u, threads %u, precision %s, kv %s",
                        (double)p->weights / mib, (double)p->kv_cache / mib, (double)p->activations / mib,
                        (double)p->sequences / mib, (double)p->total / mib, (double)p->available / mib,
-                       (unsigned)p->ctx, (unsigned)p->threads, precision_names[p->precision],
-                       kv_names[p->kv]);
-}
-
-char *stats_json(const session *s) {
-    size_t size = mxd_seq_stats_json(s->seq, NULL, 0) + 1;
-    char *json = allocate(size);
-    mxd_seq_stats_json(s->seq, json, size);
-    return json;
-}
-
-const char *json_value(const char *json, const char *key) {
-    char *quoted = format_text("\"%s\":", key);
-    const char *found = strstr(json, quoted);
-    const char *value = found != NULL ? found + strlen(quoted) : "";
-    free(quoted);
-    return value + strspn(value, " ");
-}
-
-double json_number(const char *json, const char *key) {
-    return strtod(json_value(json, key), NULL);
+                       (unsigned)p->ctx, (unsigned)p->threads, mxd_precision_name(p->precision),
+                       mxd_kv_name(p->kv));
 }

@@ -1,4 +1,4 @@
-/* Standard streams, Ctrl-C and error messages, as both command lines treat them (docs/cli.md). */
+/* Standard streams, Ctrl-C and error messages, the same in both command lines (docs/cli.md). */
 #include "cli.h"
 
 #include <errno.h>
@@ -67,13 +67,13 @@ int fail_status(const mxd_error *error) {
     return fail(exit_code(error->status), "%s", error->message);
 }
 
-/* What a write to stdout that failed with errno ends in. */
+/* End a write to stdout that failed with errno. */
 static int output_failed(void) {
     if (errno == EPIPE) _exit(EXIT_PIPE_CLOSED);
     return fail(EXIT_IO, "cannot write to standard output: %s", strerror(errno));
 }
 
-/* Whether all of it was written; errno tells why not. */
+/* Write all of data[length]; return false with errno set if that fails. */
 static bool write_all(int fd, const char *data, size_t length) {
     while (length > 0) {
         ssize_t written = write(fd, data, length);
@@ -117,10 +117,14 @@ char *format_text(const char *format, ...) {
     return text;
 }
 
+void *reallocate(void *memory, size_t size) {
+    void *larger = realloc(memory, size > 0 ? size : 1);
+    if (!larger) exit(fail(EXIT_CAPACITY, "out of memory"));
+    return larger;
+}
+
 void *allocate(size_t size) {
-    void *memory = malloc(size > 0 ? size : 1);
-    if (memory == NULL) exit(fail(EXIT_CAPACITY, "out of memory"));
-    return memory;
+    return reallocate(NULL, size);
 }
 
 static int read_stream(int fd, const char *name, char **data, size_t *length) {
@@ -140,12 +144,7 @@ static int read_stream(int fd, const char *name, char **data, size_t *length) {
             free(buffer);
             return fail(EXIT_CAPACITY, "%s: more than %d MiB of text", name, TEXT_LIMIT_MIB);
         }
-        if (size + 1 >= capacity) {
-            char *larger = allocate(capacity *= 2);
-            memcpy(larger, buffer, size);
-            free(buffer);
-            buffer = larger;
-        }
+        if (size + 1 >= capacity) buffer = reallocate(buffer, capacity *= 2);
     }
     buffer[size] = '\0';
     *data = buffer;
@@ -155,10 +154,10 @@ static int read_stream(int fd, const char *name, char **data, size_t *length) {
 
 int read_text(const settings *s, char **data, size_t *length) {
     *data = NULL;
-    if ((s->text != NULL) + (s->file != NULL) + s->from_stdin != 1)
+    if (!!s->text + !!s->file + s->from_stdin != 1)
         return fail(EXIT_USAGE, "give the text as exactly one of -p TEXT, -f FILE and -");
     if (s->from_stdin) return read_stream(STDIN_FILENO, "standard input", data, length);
-    if (s->text != NULL) {
+    if (s->text) {
         *length = strlen(s->text);
         *data = format_text("%s", s->text);
         return EXIT_DONE;

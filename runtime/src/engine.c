@@ -166,6 +166,8 @@ static mxd_status resolve_precision(mxd_engine *g, const mxd_options *o, mxd_err
 static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     const mxd_model *m = g->model;
     const mxd_config *c = &m->config;
+    mxd_status status = mxd_check_reserved("mxd_options", o->reserved, sizeof o->reserved / sizeof *o->reserved, err);
+    if (status) return status;
     if (o->ctx > c->max_positions || o->ctx == 1)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "context %u is not in 2..%u, the model's maximum", o->ctx,
                         c->max_positions);
@@ -183,8 +185,7 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     if (o->draft == MXD_DRAFT_MODEL && !m->drafter.features)
         return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no trained drafter", m->path);
 
-    mxd_status status = resolve_precision(g, o, err);
-    if (status) return status;
+    if ((status = resolve_precision(g, o, err))) return status;
     g->max_seqs = o->max_seqs;
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
     uint32_t most_rows = o->max_seqs * (1 + MXD_MAX_DRAFT);

@@ -58,7 +58,7 @@ struct mxd_seq {
     mxd_kv_state kv;
     size_t prompt_end;     /* tokens below came from prompts */
     size_t output_from;    /* the last step added tokens[output_from .. token_count) */
-    mxd_stop_reason stop;
+    mxd_stop stop;
 
     char *held;            /* text not yet released: may be part of a character or of a stop string */
     size_t held_len;
@@ -197,11 +197,6 @@ static inline size_t mxd_seq_known(const mxd_seq *s) {
 /* sequence.c: commit a chosen token: its text, the stop it may cause, the count. */
 void mxd_seq_commit(mxd_seq *s, uint32_t id);
 mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err);
-
-static inline const char *mxd_precision_name(uint32_t precision) {
-    static const char *const names[] = {"auto", "base", "full"};
-    return names[precision];
-}
 
 /* Precision of a row that nothing is known of yet. */
 static inline int mxd_first_pass(const mxd_engine *g) {

@@ -281,7 +281,7 @@ uint32_t mxd_kv_any_position(const mxd_engine *g, uint32_t position, uint32_t ro
     return position < first ? first : position > last ? last : position;
 }
 
-void mxd_seq_kv(const mxd_seq *s, mxd_kv_use *out) {
+void mxd_seq_get_kv(const mxd_seq *s, mxd_kv_use *out) {
     const mxd_kv_layout *k = &s->engine->kv;
     *out = (mxd_kv_use){.mode = k->mode,
                         .recent = (uint32_t)(s->done - s->kv.aged),

@@ -14,7 +14,7 @@
 enum { REPEAT = 5, WIDE_REPEAT = 3, NARROW = 9, MEASURED = NARROW + MXD_WIDE_COSTS };
 enum { COSTS = 16 + MXD_WIDE_COSTS + 3, PATH_BYTES = 4096 };
 
-static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64};
+static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, 16, MXD_WIDE_ROWS};
 
 void mxd_engine_get_costs(const mxd_engine *g, mxd_costs *out) {
     *out = mxd_engine_policy(g).costs;

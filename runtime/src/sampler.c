@@ -8,6 +8,8 @@ void mxd_sampling_default(mxd_sampling *out) {
 }
 
 mxd_status mxd_sampling_check(const mxd_sampling *s, mxd_error *err) {
+    mxd_status status = mxd_check_reserved("mxd_sampling", s->reserved, sizeof s->reserved / sizeof *s->reserved, err);
+    if (status) return status;
     if (!(s->temperature == 0 || (s->temperature >= 1e-4f && s->temperature <= 100)))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "temperature %g is not in 0.0001..100, nor 0", (double)s->temperature);
     if (!(s->top_p > 0 && s->top_p <= 1))

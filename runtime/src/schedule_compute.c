@@ -8,8 +8,7 @@
 
 enum { COST_ROWS = 16, PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 32, MODEL_PAUSE = 256 };
 
-/* Rows of mxd_costs.wide, behind those of .step. */
-static const size_t WIDE_ROWS[MXD_WIDE_COSTS + 1] = {COST_ROWS, 24, 32, 48, 64};
+const uint32_t mxd_wide_rows[MXD_WIDE_COSTS] = {MXD_WIDE_ROWS};
 
 /* Weight of the first guess, and of all evidence: older evidence fades, so that a change of text is noticed. */
 static const float PRIOR_WEIGHT = 2, MEMORY = 48;
@@ -147,7 +146,7 @@ double mxd_policy_step_cost(const mxd_policy *p, size_t rows) {
     double before = c[last], behind = c[next];
     for (int i = 0; i < MXD_WIDE_COSTS && next < rows && p->costs.wide[i] > 0; i++) {
         last = next, before = behind;
-        next = WIDE_ROWS[i + 1], behind = p->costs.wide[i];
+        next = mxd_wide_rows[i], behind = p->costs.wide[i];
     }
     return behind + (behind - before) / (double)(next - last) * ((double)rows - (double)next);
 }

@@ -1,8 +1,7 @@
-/* Sequences: their tokens, text, stops and statistics. */
+/* Sequences: their tokens, text and stops. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <stdio.h>
 #include <string.h>
 
 #include "draft_model.h"
@@ -138,7 +137,7 @@ const char *mxd_seq_text(const mxd_seq *s, size_t *len) {
     return s->text;
 }
 
-mxd_stop_reason mxd_seq_stop(const mxd_seq *s) {
+mxd_stop mxd_seq_stop(const mxd_seq *s) {
     return s->stop;
 }
 
@@ -227,69 +226,4 @@ void mxd_seq_commit(mxd_seq *s, uint32_t id) {
         if (character > keep) keep = character;
     }
     release(s, s->held_len - keep);
-}
-
-/* ---- statistics ---- */
-
-static double ratio(double a, double b) {
-    return b > 0 ? a / b : 0;
-}
-
-/* Tokens that decode steps made: the first comes out of the prefill. */
-static double decoded(const mxd_stats *t) {
-    return t->generated_tokens ? (double)(t->generated_tokens - 1) : 0;
-}
-
-void mxd_seq_get_stats(const mxd_seq *s, mxd_stats *out) {
-    const mxd_policy p = mxd_engine_policy(s->engine);
-    *out = s->stats;
-    out->expected_gain = ratio(s->expected_tokens, s->expected_s) * (p.measured ? p.measured_step[1] : 1);
-    out->gain = p.measured ? ratio(decoded(out), out->decode_s) * p.measured_step[1] : 0;
-    out->peak_rss_bytes = mxd_peak_rss();
-}
-
-/* Shares of the drafted tokens that were accepted, by depth, up to the deepest drafted. */
-static void acceptance_json(const mxd_stats *t, char *out, size_t cap) {
-    size_t used = 0;
-    out[0] = 0;
-    for (int i = 0; i < 8 && t->drafted_at[i]; i++)
-        used += (size_t)snprintf(out + used, cap - used, "%s%.4f", i ? ", " : "",
-                                 ratio((double)t->accepted_at[i], (double)t->drafted_at[i]));
-}
-
-size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
-    static const char *const stops[] = {"none", "eos", "limit", "context", "string"};
-    static const char *const drafters[] = {"auto", "off", "ngram", "model"};
-    static const char *const caches[] = {"auto", "f16", "int8", "mxfp4", "tiered"};
-    const mxd_engine *g = s->engine;
-    char acceptance[8 * 12];
-    mxd_stats t;
-    mxd_kv_use kv;
-    mxd_seq_get_stats(s, &t);
-    mxd_seq_kv(s, &kv);
-    acceptance_json(&t, acceptance, sizeof acceptance);
-    int len = snprintf(
-        buf, cap,
-        "{\"prompt_tokens\": %llu, \"generated_tokens\": %llu, \"prefill_s\": %.6f, \"decode_s\": %.6f, "
-        "\"first_token_s\": %.6f, \"prefill_tok_per_s\": %.3f, \"decode_tok_per_s\": %.3f, \"draft\": \"%s\", "
-        "\"drafted\": %llu, \"accepted\": %llu, \"steps\": %llu, \"tokens_per_step\": %.4f, "
-        "\"acceptance_by_position\": [%s], \"draft_s\": %.6f, \"schedule_s\": %.6f, \"verify_s\": %.6f, "
-        "\"sample_s\": %.6f, "
-        "\"expected_gain\": %.4f, \"gain\": %.4f, \"core_fraction\": {\"compute\": %.4f, "
-        "\"precision\": %.4f, \"memory\": %.4f}, \"due\": %llu, \"kv\": \"%s\", \"kv_bits_per_value\": %.4f, "
-        "\"bytes_read\": %llu, \"peak_rss_bytes\": %llu, \"stop\": \"%s\", "
-        "\"seed\": %llu, \"threads\": %u, \"ctx\": %u, \"precision\": \"%s\", \"kernels\": {\"matmul_mxfp4\": \"%s\", "
-        "\"matmul_mxint8\": \"%s\", \"attention\": \"%s\", \"quantize\": \"%s\"}}",
-        (unsigned long long)t.prompt_tokens, (unsigned long long)t.generated_tokens, t.prefill_s, t.decode_s,
-        t.first_token_s, ratio((double)t.prompt_tokens, t.prefill_s), ratio(decoded(&t), t.decode_s),
-        s->drafter && g->draft != MXD_DRAFT_OFF ? "caller" : drafters[g->draft], (unsigned long long)t.drafted,
-        (unsigned long long)t.accepted, (unsigned long long)t.steps, ratio(decoded(&t), (double)t.steps), acceptance,
-        t.draft_s, t.schedule_s, t.verify_s, t.sample_s, t.expected_gain, t.gain,
-        ratio((double)t.drafted, (double)(t.drafted + t.steps)), ratio((double)t.core, (double)t.generated_tokens),
-        ratio(kv.far ? kv.recent + kv.core : 0, (double)s->done), (unsigned long long)t.due, caches[kv.mode],
-        kv.bits_per_value, (unsigned long long)t.bytes_read,
-        (unsigned long long)t.peak_rss_bytes, stops[s->stop], (unsigned long long)s->sampling.seed, g->plan.threads,
-        g->plan.ctx, mxd_precision_name(g->plan.precision), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,
-        g->kernel_names.attention, g->kernel_names.quantize);
-    return (size_t)len;
 }

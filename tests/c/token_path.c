@@ -1,5 +1,5 @@
-/* Counts what the token path must not do: prints how often memory was allocated until the sequences were open, and
- * what 20 steps of one sequence and 20 of three did:
+/* Counts what the token path must not do: prints how often memory was allocated until the engine was open, and what
+ * opening sequences, copying, truncating and reading one, 20 steps of one sequence and 20 of three did:
  *   token_path BUNDLE THREADS
  * Linked with the runtime's sources. The program's own functions take the place of the C library's; a lock or a wait
  * that is not contended makes no system call, so it is counted here, before the futex. */
@@ -14,7 +14,7 @@
 
 #include "mxdraft.h"
 
-enum { SEQUENCES = 3, STEPS = 20 };
+enum { SEQUENCES = 3, STEPS = 20, VOCAB = 1 << 12 };
 
 static atomic_ulong allocations, locks, waits, wakes;
 
@@ -107,10 +107,18 @@ int main(int argc, char **argv) {
     sampling.ignore_eos = 1;
     sampling.stop = stop;
     sampling.stop_count = 1;
-    for (int i = 0; i < SEQUENCES; i++) check(mxd_seq_open(engine, &sampling, &seqs[i], &err), &err);
     const uint32_t prompt[] = {1, 2, 3, 4, 5};
+    static float logits[2 * VOCAB];
+    mxd_model_info info;
+    mxd_model_get_info(model, &info);
+    if (info.vocab > VOCAB) return 2;
 
     unsigned long opening = atomic_load(&allocations), before[] = {locks, waits, wakes};
+    check(mxd_seq_open(engine, &sampling, &seqs[1], &err), &err);
+    check(mxd_seq_logits(seqs[1], prompt, 2, logits, &err), &err);
+    check(mxd_seq_copy(seqs[1], &sampling, &seqs[0], &err), &err);
+    for (int i = 0; i < 2; i++) check(mxd_seq_truncate(seqs[i], (size_t)i, &err), &err);
+    check(mxd_seq_open(engine, &sampling, &seqs[2], &err), &err);
     for (int i = 0; i < SEQUENCES; i++) check(mxd_seq_prompt(seqs[i], prompt, 5, &err), &err);
     for (int i = 0; i < STEPS; i++) check(mxd_step(engine, seqs, 1, &err), &err);
     for (int i = 0; i < STEPS; i++) check(mxd_step(engine, seqs, SEQUENCES, &err), &err);

@@ -23,7 +23,7 @@ COMMANDS = {
     "tokenize": ("mxdraft.cli.text", "text to token ids and back"),
     "trace": ("mxdraft.cli.text", "record a run token by token, with a page that shows it"),
     "verify": ("mxdraft.cli.engine", "replay the bundle's golden vectors"),
-    "bench": ("mxdraft.cli.engine", "measure speed, beside this machine's read bandwidth"),
+    "bench": ("mxdraft.cli.engine", "measure speed and this machine's read bandwidth"),
     "info": ("mxdraft.cli.engine", "describe this machine and a bundle"),
     "fetch": ("mxdraft.cli.bundle", "get a model's weights"),
     "export": ("mxdraft.cli.bundle", "weights to ONNX"),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, get_args
 
 import click
 
 from mxdraft.cli._terminal import note
 from mxdraft.files import default_cache
-from mxdraft.runtime import Engine, Model, Plan, default_threads
-from mxdraft.runtime.engine import KV, Draft, Precision
+from mxdraft.runtime import KV, Draft, Engine, EngineOptions, Model, Plan, Precision, default_threads
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -43,15 +43,19 @@ def real(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-def word_option(name: str, words: tuple[str, ...], default: str, text: str) -> Callable[[Command], Command]:
-    """An option that takes one of a few words."""
+def word_option(
+    name: str, words: tuple[str, ...], default: str, text: str, parameter: str | None = None
+) -> Callable[[Command], Command]:
+    """An option that takes one of a few words; ``parameter``: the command's name for it, if it is another."""
 
     def parse(value: str) -> str:
         if value in words:
             return value
         raise click.BadParameter(f"'{value}': expected one of {', '.join(words)}")
 
-    return click.option(name, type=parse, metavar="|".join(words), default=default, help=text)
+    return click.option(
+        name, *filter(None, [parameter]), type=parse, metavar="|".join(words), default=default, help=text
+    )
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -65,34 +69,6 @@ def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return decorate
 
 
-class EngineOptions(TypedDict):
-    """What ``engine_options`` passes to a command."""
-
-    threads: int
-    ctx: int
-    precision: Precision
-    core_fraction: float | None
-    catch_up: int | None
-
-
-class DraftOptions(TypedDict, total=False):
-    """What ``draft_options`` passes to a command."""
-
-    draft: Draft
-    draft_max: int
-
-
-class CacheOptions(TypedDict, total=False):
-    """What ``cache_options`` passes to a command."""
-
-    kv: KV
-    kv_budget: float
-
-
-class ExtraOptions(DraftOptions, CacheOptions):
-    """What an engine takes beside ``EngineOptions``."""
-
-
 model_option = click.option("-m", "bundle", metavar="BUNDLE", required=True, help="Bundle file (.mxb).")
 
 threads_option = click.option(
@@ -102,26 +78,26 @@ threads_option = click.option(
 engine_options = options(
     threads_option,
     click.option("--ctx", type=whole(0, 1 << 20), default="0", help="Context; 0 = min(2048, the model's)."),
-    word_option(
-        "--precision", ("auto", "base", "full"), "auto", "Weight planes; auto = full where it matters."
+    word_option("--precision", get_args(Precision), "auto", "Weight planes; auto = full where it matters."),
+    click.option(
+        "--core-fraction",
+        type=real(0, 1),
+        help="Under auto: tokens at full precision, 0..1; unset: the bundle's.",
     ),
     click.option(
-        "--core-fraction", type=real(0, 1), help="Tokens at full precision under auto; else the bundle's."
-    ),
-    click.option(
-        "--catch-up", type=whole(1, 32), help="Most tokens from one full pass to the next; else the bundle's."
+        "--catch-up",
+        type=whole(1, 32),
+        help="Under auto: most tokens between full passes; unset: the bundle's.",
     ),
 )
 
 cache_options = options(
-    word_option(
-        "--kv", ("auto", "f16", "int8", "mxfp4", "tiered"), "auto", "Format of the KV cache; auto = f16."
-    ),
+    word_option("--kv", get_args(KV), "auto", "Format of the KV cache; auto = f16."),
     click.option(
         "--kv-budget",
         type=real(0, 8.25),
         default="0",
-        help="Tiered: mean bits of a value, context full; 0 = the bundle's.",
+        help="Tiered: mean bits a value, context full; 0 = bundle's.",
     ),
 )
 
@@ -136,7 +112,10 @@ sampling_options = options(
     click.option("--top-k", type=whole(0, 1 << 20), default="0", help="Keep the k likeliest; 0 = off."),
     click.option("--top-p", type=real(0, 1), default="1", help="Keep this probability mass; 1 = off."),
     click.option(
-        "--min-p", type=real(0, 1), default="0", help="Keep this share of the likeliest's; 0 = off."
+        "--min-p",
+        type=real(0, 1),
+        default="0",
+        help="Keep what has this share of the top probability; 0 = off.",
     ),
     click.option("--repeat-penalty", type=real(0.1, 10), default="1", help="Against repetition; 1 = off."),
     click.option("--seed", type=whole(0, (1 << 64) - 1), default="0", help="Seed of the sampling noise."),
@@ -145,13 +124,8 @@ sampling_options = options(
 )
 
 draft_options = options(
-    word_option(
-        "--draft",
-        ("auto", "off", "ngram", "model"),
-        "auto",
-        "Who drafts; never changes the text, only the speed.",
-    ),
-    click.option("--draft-max", type=whole(1, 15), default="8", help="Most drafted tokens of a step."),
+    word_option("--draft", get_args(Draft), "auto", "Who drafts; never changes the text, only the speed."),
+    click.option("--draft-max", type=whole(1, 15), default="8", help="Most drafted tokens in a step."),
 )
 
 
@@ -169,19 +143,17 @@ def stats_option(default: str) -> Callable[[Command], Command]:
     return word_option("--stats", ("none", "text", "json"), default, "Statistics on stderr.")
 
 
-def open_engine(
-    model: Model, options: EngineOptions, max_rows: int | None = None, **extra: Unpack[ExtraOptions]
-) -> Engine:
+def open_engine(model: Model, **options: Unpack[EngineOptions]) -> Engine:
     """Print the memory plan on stderr, then open the engine."""
-    offered = default_threads()
-    if options["threads"] > offered:
-        note(f"mxdraft: note: {options['threads']} threads asked for, this machine offers {offered}")
-    note(plan_line(model.plan(**options, max_rows=max_rows, **extra)))
-    return Engine(model, **options, max_rows=max_rows, **extra)
+    offered, threads = default_threads(), options.get("threads", 0)
+    if threads > offered:
+        note(f"mxdraft: note: {threads} threads asked for, this machine offers {offered}")
+    note(plan_line(model.plan(**options)))
+    return Engine(model, **options)
 
 
 def know_costs(engine: Engine) -> None:
-    """What steps cost on this machine, from the user's cache or measured now: draft lengths rest on it."""
+    """Take what steps cost on this machine from the user's cache, or measure it: draft lengths rest on it."""
     cache = None
     with contextlib.suppress(OSError, RuntimeError):  # no home; what cannot be kept is measured each time
         cache = default_cache()
@@ -193,15 +165,7 @@ def know_costs(engine: Engine) -> None:
 
 def plan_line(plan: Plan) -> str:
     weights, kv, activations, sequences, total, available = (
-        f"{size / 2**20:.1f}"
-        for size in (
-            plan.weights,
-            plan.kv_cache,
-            plan.activations,
-            plan.sequences,
-            plan.total,
-            plan.available,
-        )
+        f"{size / 2**20:.1f}" for size in dataclasses.astuple(plan)[:6]
     )
     return (
         f"plan: weights {weights} + KV cache {kv} + activations {activations} + sequences {sequences} "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Literal, Unpack, get_args
 
 import click
 
 from mxdraft.cli._options import (
     PATH,
-    EngineOptions,
     cache_options,
     engine_options,
     model_option,
@@ -22,8 +21,9 @@ from mxdraft.cli._options import (
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
-from mxdraft.runtime import Model, cpu_describe, default_threads, version
-from mxdraft.runtime.engine import KV, Draft
+from mxdraft.runtime import Draft, EngineOptions, Model, cpu_describe, default_threads, version
+
+_FACTS = ("file_bytes", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_positions")
 
 
 @click.command(epilog="Example: mxdraft verify -m build/smollm2-135m.mxb --precision base")
@@ -52,7 +52,7 @@ def verify(
         return
     if quick or onnx or html or json_path:
         raise UsageError("--quick, --onnx, --html and --json need --full")
-    with Model(bundle) as model, open_engine(model, engine, max_rows=chunk) as opened:
+    with Model(bundle) as model, open_engine(model, **engine | {"max_rows": chunk}) as opened:
         result = opened.verify()
     emit(result.digest.encode("ascii") + b"\n")
     if not result.matches:
@@ -75,8 +75,7 @@ def _verify_full(
     with Model(bundle) as model:
         packed = packed_precisions(model.info.provenance, onnx)
         for precision in packed if options["precision"] == "auto" else [options["precision"]]:
-            chosen: EngineOptions = {**options, "precision": precision}
-            with open_engine(model, chosen, max_rows=chunk) as engine:
+            with open_engine(model, **options | {"precision": precision, "max_rows": chunk}) as engine:
                 results.append(verify_precision(engine, onnx, quick, note))
             emit(f"{results[-1].summary()}\n".encode())
     content = verification_report(results, bundle, onnx)
@@ -95,12 +94,9 @@ def _verify_full(
 @click.option("--prompt-tokens", type=whole(1, 1 << 20), default="128", help="Prompt length.")
 @click.option("-n", "limit", type=whole(2, 1 << 20), default="64", help="Tokens to generate.")
 @word_option(
-    "--draft",
-    ("auto", "off", "ngram", "model", "all"),
-    "off",
-    "Compare drafting with plain decoding, too.",
+    "--draft", (*get_args(Draft), "all"), "off", "Also compare drafting with plain decoding.", "compared"
 )
-@click.option("--repeat", type=whole(1, 1000), default="3", help="Measured runs, after one that is not.")
+@click.option("--repeat", type=whole(1, 1000), default="3", help="Measured runs, after one to warm up.")
 @click.option("--csv", metavar="FILE", help="Write the results as CSV; - = instead of the table.")
 @click.option(
     "--json", "json_path", metavar="FILE", help="Write the results as JSON; - = instead of the table."
@@ -109,24 +105,21 @@ def bench(
     bundle: str,
     prompt_tokens: int,
     limit: int,
-    draft: Draft | Literal["all"],
+    compared: Draft | Literal["all"],
     repeat: int,
     csv: str | None,
     json_path: str | None,
-    kv: KV,
-    kv_budget: float,
     **engine: Unpack[EngineOptions],
 ) -> None:
-    """Measure prefill, decode, steps of several rows and of 48 sequences, beside the read bandwidth."""
+    """Measure prefill, decode, steps of several rows and of 48 sequences, and the read bandwidth."""
     if csv == json_path == "-":
         raise UsageError("--csv and --json cannot both go to standard output")
     Interrupt()
-    with (
-        Model(bundle) as model,
-        open_engine(model, engine, draft="off", kv=kv, kv_budget=kv_budget) as opened,
-    ):
-        drafts: list[Draft] = [] if draft == "off" else [draft] if draft != "all" else ["ngram", "auto"]
-        if draft == "all" and model.info.has_drafter:
+    with Model(bundle) as model, open_engine(model, **engine | {"draft": "off"}) as opened:
+        drafts: list[Draft] = (
+            [] if compared == "off" else [compared] if compared != "all" else ["ngram", "auto"]
+        )
+        if compared == "all" and model.info.has_drafter:
             drafts.append("model")
         results = opened.bench(prompt_tokens, limit, repeat, drafts)
     if "-" not in (csv, json_path):
@@ -152,15 +145,7 @@ def info(bundle: str | None, cpu: bool) -> None:
             i = model.info
             lines += [
                 f"bundle {i.path}",
-                f"file_bytes {i.file_bytes}",
-                f"hidden {i.hidden}",
-                f"layers {i.layers}",
-                f"heads {i.heads}",
-                f"kv_heads {i.kv_heads}",
-                f"head_dim {i.head_dim}",
-                f"ffn {i.ffn}",
-                f"vocab {i.vocab}",
-                f"max_positions {i.max_positions}",
+                *(f"{name} {getattr(i, name)}" for name in _FACTS),
                 f"precisions {'base full' if i.has_residual else 'base'}",
                 f"drafters {'lookup table' if i.has_ngrams else 'lookup'}{' model' if i.has_drafter else ''}",
                 f"bos {'none' if i.bos is None else i.bos}",

@@ -11,7 +11,6 @@ import click
 
 from mxdraft.cli._options import (
     PATH,
-    EngineOptions,
     engine_options,
     limit_option,
     model_option,
@@ -24,8 +23,7 @@ from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import write_json
 from mxdraft.measure.acceptance import MeanInterval
-from mxdraft.runtime import Engine, Model, Sequence
-from mxdraft.runtime.engine import Draft, Precision
+from mxdraft.runtime import Draft, Engine, EngineOptions, Model, Precision, Sequence
 
 _json_option = click.option(
     "--json", "json_path", metavar="FILE", type=PATH, help="Write the results to this file."
@@ -202,7 +200,7 @@ def speculation(
     Interrupt()
     runs = []
     with Model(bundle) as model:
-        engines = {draft: Engine(model, **options, draft=draft) for draft in dict.fromkeys(drafts)}
+        engines = {draft: Engine(model, **options | {"draft": draft}) for draft in dict.fromkeys(drafts)}
         plan = engines[drafts[0]].plan
         for draft, engine in engines.items():
             if draft != "off":

@@ -15,8 +15,6 @@ from click.core import ParameterSource
 
 from mxdraft.cli._options import (
     PATH,
-    EngineOptions,
-    ExtraOptions,
     cache_options,
     draft_options,
     engine_options,
@@ -32,7 +30,7 @@ from mxdraft.cli._options import (
 from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, read_text, write_all
 from mxdraft.errors import CapacityError, TransferError, UsageError
 from mxdraft.files import replacing
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, EngineOptions, Model, Sequence
 
 if TYPE_CHECKING:
     from mxdraft.trace.record import FullPrecision
@@ -49,7 +47,7 @@ class _SamplingOptions(TypedDict):
     ignore_eos: bool
 
 
-class _RunOptions(EngineOptions, _SamplingOptions, ExtraOptions):
+class _RunOptions(EngineOptions, _SamplingOptions):
     """The options that generate and chat share."""
 
 
@@ -131,7 +129,7 @@ def chat(bundle: str, limit: int, system: str | None, stats: str, **run: Unpack[
 @model_option
 @text_options
 @click.option("--chat", is_flag=True, help="Through the chat template, as generate does without --raw.")
-@click.option("--decode", is_flag=True, help="The other way: ids separated by white space to text.")
+@click.option("--decode", is_flag=True, help="Decode instead: ids, separated by white space, to text.")
 def tokenize(
     bundle: str, text: str | None, file: str | None, stdin: str | None, chat: bool, decode: bool
 ) -> None:
@@ -239,20 +237,18 @@ def _write_page(trace: Path, html: Path) -> None:
 
 
 def _open_engine(model: Model, run: _RunOptions) -> Engine:
-    options: EngineOptions = {
-        "threads": run["threads"],
-        "ctx": run["ctx"],
-        "precision": run["precision"],
-        "core_fraction": run["core_fraction"],
-        "catch_up": run["catch_up"],
-    }
-    extra: ExtraOptions = {
-        "draft": run["draft"],
-        "draft_max": run["draft_max"],
-        "kv": run["kv"],
-        "kv_budget": run["kv_budget"],
-    }
-    engine = open_engine(model, options, **extra)
+    engine = open_engine(
+        model,
+        threads=run["threads"],
+        ctx=run["ctx"],
+        precision=run["precision"],
+        core_fraction=run["core_fraction"],
+        catch_up=run["catch_up"],
+        draft=run["draft"],
+        draft_max=run["draft_max"],
+        kv=run["kv"],
+        kv_budget=run["kv_budget"],
+    )
     if run["draft"] != "off":
         know_costs(engine)
     return engine

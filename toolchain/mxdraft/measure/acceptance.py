@@ -21,8 +21,7 @@ from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import replacing
 from mxdraft.files.npz import reading_npz
 from mxdraft.measure import logistic
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime import Engine, Model, Timeline
 from mxdraft.train.corpus import repetition
 
 LOW_REPETITION = 0.15  # share of repeated 4-grams in an answer, below which it says something
@@ -111,7 +110,7 @@ def write_rollouts(
     if path.exists():
         return _load(path, [(prompts[i].task, chats[i], i) for i in fitting], temperature)
     found: dict[int, Rollout] = {}
-    with Engine(model, ctx, 1, "base", max_seqs=_LANES) as engine:
+    with Engine(model, ctx=ctx, threads=1, precision="base", max_seqs=_LANES) as engine:
         waiting = iter(fitting)
 
         def begin(i: int) -> tuple[int, Timeline]:

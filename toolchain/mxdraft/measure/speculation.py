@@ -11,9 +11,7 @@ import numpy as np
 
 from mxdraft.errors import NumericError
 from mxdraft.measure.acceptance import LOW_REPETITION, Prompt
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
-from mxdraft.runtime.engine import Draft
+from mxdraft.runtime import Draft, Engine, Model, Timeline
 from mxdraft.train.corpus import repetition
 
 

@@ -1,30 +1,57 @@
 """Runs bundles through the C library (libmxdraft, by cffi): the same bits as the device.
 
-with Model("model.mxb") as model, Engine(model, ctx=512) as engine, Sequence(engine) as sequence:
-    for piece in sequence.generate(model.chat([("user", "Why is the sky blue?")])):
+with Model("model.mxb") as model, Engine(model, ctx=512) as engine, Timeline(engine) as timeline:
+    for piece in timeline.generate(model.chat([("user", "Why is the sky blue?")])):
         print(piece.text.decode("utf-8", "replace"), end="", flush=True)
+
+Model, Engine and Timeline are the three objects of mxdraft.h as context managers. Closing is safe in any
+order: a parent first closes what was opened from it, everything is closed at the latest when the
+interpreter exits, and an object that is used after its close raises ValueError. Errors of the library come
+as the exceptions of ``mxdraft.errors``. An engine and its timelines belong to one thread at a time.
 """
 
-from mxdraft.runtime.engine import (
-    Engine,
-    Model,
-    ModelInfo,
+from mxdraft.runtime.engine import BenchFormat, Engine, Verification, cpu_describe, default_threads, version
+from mxdraft.runtime.model import Model, ModelInfo
+from mxdraft.runtime.options import KV, Draft, EngineOptions, Plan, Precision, SamplingOptions
+from mxdraft.runtime.timeline import (
+    CacheUse,
+    CoreRule,
+    Drafter,
+    DraftRecord,
+    Look,
     Piece,
-    Plan,
-    Sequence,
-    Verification,
-    cpu_describe,
-    default_threads,
-    version,
+    Source,
+    Stop,
+    Tier,
+    Timeline,
+    TokenRecord,
 )
 
+Sequence = Timeline  # its name before; collections.abc has another one
+
 __all__ = [
+    "KV",
+    "BenchFormat",
+    "CacheUse",
+    "CoreRule",
+    "Draft",
+    "DraftRecord",
+    "Drafter",
     "Engine",
+    "EngineOptions",
+    "Look",
     "Model",
     "ModelInfo",
     "Piece",
     "Plan",
+    "Precision",
+    "SamplingOptions",
     "Sequence",
+    "Source",
+    "Stop",
+    "Tier",
+    "Timeline",
+    "TokenRecord",
     "Verification",
     "cpu_describe",
     "default_threads",

@@ -1,4 +1,4 @@
-"""Finds libmxdraft, declares it from the public header, and turns its status codes into exceptions."""
+"""Finds libmxdraft, declares it from the public header, and translates its errors, words and texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from cffi import FFI
 
-from mxdraft import __version__
+from mxdraft import HEADER, __version__
 from mxdraft.errors import (
     BundleError,
     CapacityError,
@@ -20,8 +20,13 @@ from mxdraft.errors import (
     UsageError,
 )
 
-_PACKAGE_DATA = Path(__file__).parents[1] / "_runtime"  # an installed wheel: header and library side by side
-_REPOSITORY = Path(__file__).parents[3]  # a source checkout
+# In an installed wheel the library lies next to the header, in a checkout it is what was built for the host.
+_LIBRARIES = (
+    Path(__file__).parents[1] / "_runtime" / "libmxdraft.so",
+    Path(__file__).parents[3] / "build" / "host" / "libmxdraft.so",
+)
+
+NO_TOKEN = 0xFFFFFFFF  # in place of a token id
 
 _ERRORS: dict[str, type[MxdraftError]] = {
     "MXD_ERR_ARGUMENT": UsageError,
@@ -81,8 +86,7 @@ def _library_path() -> Path:
     override = os.environ.get("MXDRAFT_LIBRARY")
     if override:
         return Path(override)
-    for folder in (_PACKAGE_DATA, _REPOSITORY / "build" / "host"):
-        path = folder / "libmxdraft.so"
+    for path in _LIBRARIES:
         if path.exists():
             return path
     raise RefusedError(
@@ -93,9 +97,36 @@ def _library_path() -> Path:
 
 def _declarations() -> str:
     """The part of the public header between its two cdef marks."""
-    for folder in (_PACKAGE_DATA, _REPOSITORY / "runtime" / "include"):
-        path = folder / "mxdraft.h"
-        if path.exists():
-            text = path.read_text(encoding="utf-8")
-            return text.split("/* <cdef> */")[1].split("/* </cdef> */")[0]
-    raise RefusedError("mxdraft.h is not there: the package is incomplete; install it again")
+    return HEADER.read_text(encoding="utf-8").split("/* <cdef> */")[1].split("/* </cdef> */")[0]
+
+
+@functools.cache
+def words(enum: str) -> tuple[Any, ...]:
+    """The words of a public enum such as ``mxd_draft``, by value."""
+    library = load()
+    name = getattr(library.lib, f"{enum}_name")
+    values = sorted(library.ffi.typeof(enum).elements)
+    return tuple(library.ffi.string(name(value)).decode("ascii") for value in values)
+
+
+def text_of(function: Any) -> str:
+    """The text that a function (buffer, capacity) writes, which returns its length without the NUL."""
+    ffi = load().ffi
+    size = function(ffi.NULL, 0) + 1
+    buffer = ffi.new("char[]", size)
+    function(buffer, size)
+    return str(ffi.string(buffer).decode("utf-8"))
+
+
+def utf8(text: str | bytes) -> bytes:
+    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+
+
+def c_text(text: str | bytes) -> bytes:
+    """For a NUL-terminated string. Raises UsageError if the text holds a NUL byte."""
+    data = utf8(text)
+    if b"\0" in data:
+        raise UsageError(
+            f"the text holds a NUL byte at offset {data.index(0)}: it cannot be in a message or stop string"
+        )
+    return data

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from mxdraft import __version__
 from mxdraft.errors import RefusedError
 from mxdraft.files import replacing
 from mxdraft.ship.build import architecture, build
@@ -28,7 +29,7 @@ def build_wheel(target_name: str) -> Path:
         raise RefusedError(f"target {target.name} has no library among its outputs, which a wheel needs")
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     tag = f"py3-none-manylinux_{target.glibc.replace('.', '_')}_{architecture(target)}"
-    name = f"{project['name']}-{project['version']}"
+    name = f"{project['name']}-{__version__}"
     package = REPOSITORY / "toolchain"
     members = {
         str(path.relative_to(package)): path.read_bytes()
@@ -59,7 +60,7 @@ def _metadata(project: dict[str, Any]) -> str:
     lines = [
         "Metadata-Version: 2.4",
         f"Name: {project['name']}",
-        f"Version: {project['version']}",
+        f"Version: {__version__}",
         f"Summary: {project['description']}",
         f"License-Expression: {project['license']}",
         f"Requires-Python: {project['requires-python']}",

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_args
 
 from mxdraft.bundle.schedule import MAX_CATCH_UP, Weights
 from mxdraft.errors import CapacityError, RefusedError, TransferError
-from mxdraft.runtime.engine import Look, Precision
+from mxdraft.runtime import Look, Precision
 from mxdraft.trace.record import FORMAT
 
 _LIMIT = 64 << 20  # bytes, more than a page can show

@@ -122,7 +122,7 @@ def write_corpus(
     corpus = Corpus.load(path) if path.exists() else Corpus()
     template = _Template.of(model)
     context = len(template.opening) + TURN_LIMIT + len(template.answering) + ANSWER_LIMIT
-    with Engine(model, context, threads, "base", max_seqs=lanes) as engine:
+    with Engine(model, ctx=context, threads=threads, precision="base", max_seqs=lanes) as engine:
         waiting = iter(list(corpus.missing(documents)))
         running = [_Writer(engine, template, seed, number) for number in islice(waiting, lanes)]
         finished = 0

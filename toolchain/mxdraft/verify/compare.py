@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from mxdraft.errors import RefusedError
 from mxdraft.export import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, OnnxRunner, Precision
 from mxdraft.files import file_sha256
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime import Engine, Model, Timeline
 
 # In standard deviations of the logits of one position. The margin between two tokens may be three times the
 # RMS of the difference of two independent errors.

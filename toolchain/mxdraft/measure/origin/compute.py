@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.measure import logistic
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
-from mxdraft.runtime.engine import Draft, DraftRecord, Precision
+from mxdraft.runtime import Draft, DraftRecord, Engine, Model, Precision, Timeline
 
 CONCURRENCIES = (1, 8, 48)
 _FEWEST = 20  # examples of each class without which nothing is fitted
@@ -98,7 +96,15 @@ def open_engine(
     """Open an engine for ``sequences`` that knows what steps cost, from ``costs`` or by measuring."""
     rows = max(64, min(512, sequences * (2 + max(m.length for m in METHODS.values()))))
     engine = Engine(
-        model, ctx, threads, precision, sequences, rows, method.draft, method.length, draft_min=method.length
+        model,
+        ctx=ctx,
+        threads=threads,
+        precision=precision,
+        max_seqs=sequences,
+        max_rows=rows,
+        draft=method.draft,
+        draft_max=method.length,
+        draft_min=method.length,
     )
     if method.draft != "off" and not engine.load_costs(costs):
         engine.measure_costs(costs)

@@ -28,8 +28,7 @@ from mxdraft.measure.origin.precision import (
 )
 from mxdraft.measure.origin.together import measure_together
 from mxdraft.measure.prompts import PROMPTS
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
+from mxdraft.runtime import Engine, Model, Timeline
 
 Document = NDArray[np.int64]
 

@@ -21,9 +21,7 @@ from mxdraft.bundle.schedule import KV_BLOCK, Schedule, Weights
 from mxdraft.files import replacing
 from mxdraft.measure.origin.compute import having_read
 from mxdraft.measure.quality import Quality, log_softmax
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
-from mxdraft.runtime.engine import KV, Precision
+from mxdraft.runtime import KV, Engine, Model, Precision, Timeline
 
 TAIL = 256  # positions at the end of a window that are compared
 DECODED = 16  # tokens whose speed is measured
@@ -191,7 +189,9 @@ def measure_cache_speed(
             read = {}
             for kv in FORMATS:
                 engine = stack.enter_context(
-                    Engine(model, ctx, threads, precision, max_seqs=2, draft="off", kv=kv)
+                    Engine(
+                        model, ctx=ctx, threads=threads, precision=precision, max_seqs=2, draft="off", kv=kv
+                    )
                 )
                 read[kv] = stack.enter_context(having_read(engine, ids[:length]))
             for _ in range(rounds):

@@ -18,9 +18,7 @@ from mxdraft.bundle import Bundle
 from mxdraft.bundle.schedule import FRACTIONS, Schedule, Weights
 from mxdraft.measure import logistic
 from mxdraft.measure.quality import LogProbabilities, Quality, log_softmax
-from mxdraft.runtime import Engine, Model
-from mxdraft.runtime import Sequence as Timeline
-from mxdraft.runtime.engine import CoreRule, TokenRecord
+from mxdraft.runtime import CoreRule, Engine, Model, Timeline, TokenRecord
 
 Documents = Sequence[NDArray[np.integer]]
 Progress = Callable[[str], None]

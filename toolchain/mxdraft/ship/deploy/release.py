@@ -11,8 +11,7 @@ from string import Template
 from mxdraft import __version__
 from mxdraft.errors import CapacityError, NumericError, RefusedError
 from mxdraft.files import file_sha256
-from mxdraft.runtime import Engine, Model, Plan, Sequence
-from mxdraft.runtime.engine import Precision
+from mxdraft.runtime import Engine, Model, Plan, Precision, Sequence
 from mxdraft.ship.build import architecture, build
 from mxdraft.ship.targets import OUTPUTS, Target, load_target
 

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "clock.h"
-#include "machine.h"
-#include "threads.h"
+#include "../src/clock.h"
+#include "../src/machine.h"
+#include "../src/threads.h"
 
 enum { LEAST_BYTES = 64 << 20, CACHES = 4 };
 
@@ -22,7 +22,11 @@ struct mxd_bandwidth {
     _Atomic uint64_t sum; /* so that the reads are not optimised away */
 };
 
-/* Also what makes the pages real: those never written to are all the same page of zeros. */
+static size_t bytes_of(const mxd_bandwidth *b) {
+    return b->count * sizeof *b->words;
+}
+
+/* Fill a thread's part, which makes its pages real: those never written to are all the same page of zeros. */
 static void fill(void *arg, uint32_t thread) {
     mxd_bandwidth *b = arg;
     size_t from, to;
@@ -66,20 +70,16 @@ void mxd_bandwidth_close(mxd_bandwidth **probe) {
     mxd_bandwidth *b = *probe;
     if (!b) return;
     mxd_pool_close(&b->pool);
-    munmap(b->words, mxd_bandwidth_bytes(b));
+    munmap(b->words, bytes_of(b));
     free(b);
     *probe = NULL;
-}
-
-size_t mxd_bandwidth_bytes(const mxd_bandwidth *b) {
-    return b->count * sizeof *b->words;
 }
 
 double mxd_bandwidth_measure(mxd_bandwidth *b) {
     double start = mxd_now(), before = start, best = 0;
     do {
         mxd_pool_run(b->pool, read_part, b);
-        double after = mxd_now(), speed = (double)mxd_bandwidth_bytes(b) / (after - before);
+        double after = mxd_now(), speed = (double)bytes_of(b) / (after - before);
         if (speed > best) best = speed;
         before = after;
     } while (before - start < MEASURE_S);
