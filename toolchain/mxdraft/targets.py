@@ -97,10 +97,7 @@ _RULES: dict[str, dict[str, _Rule]] = {
         "features": _List(("asimd", "asimddp", "i8mm", "avx2")),
     },
     "service": {
-        "cpus": (
-            re.compile(r"[0-9]{1,3}(-[0-9]{1,3})?( [0-9]{1,3}(-[0-9]{1,3})?)*"),
-            "a list such as 0-3 or 0 2",
-        ),
+        "cpus": (re.compile(rf"{_CPUS}( {_CPUS})*"), "a list such as 0-3 or 0 2"),
         "connections": range(1, 65),
         "minutes": range(1, 1441),
     },
@@ -122,8 +119,8 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
     busy = (run.threads or service.cores) * service.connections
     if not 0 < busy <= service.cores:
         raise RefusedError(
-            f"{path}: {busy} threads in all ([run] threads, 0: one per core, × [service] connections), but cpus "
-            f"= '{service.cpus}' has {service.cores} cores; more threads would make every conversation slower"
+            f"{path}: {busy} threads in all ([run] threads, or one per core if 0, × [service] connections), but "
+            f"'{service.cpus}' has {service.cores} cores; more threads would make every conversation slower"
         )
     return Target(name=name, run=run, service=service, **_checked(path, "", values))
 
@@ -131,8 +128,8 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a small TOML file.
 
-    Raises RefusedError if it is missing, larger than 1 MiB, nested deeper than 8, or refused by the parser for
-    whatever reason; OSError if it cannot be read.
+    Raises RefusedError if it is missing, larger than 1 MiB, nested deeper than 8, or refused by the parser
+    for whatever reason; OSError if it cannot be read.
     """
     try:
         with path.open("rb") as file:
