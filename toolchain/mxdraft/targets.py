@@ -119,8 +119,8 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
     busy = (run.threads or service.cores) * service.connections
     if not 0 < busy <= service.cores:
         raise RefusedError(
-            f"{path}: {busy} threads in all ([run] threads, or one per core if 0, × [service] connections), but "
-            f"'{service.cpus}' has {service.cores} cores; more threads would make every conversation slower"
+            f"{path}: {busy} threads in all ([run] threads, 0: one per core; times [service] connections), "
+            f"but '{service.cpus}' has {service.cores} cores; more threads would make every conversation slower"
         )
     return Target(name=name, run=run, service=service, **_checked(path, "", values))
 
