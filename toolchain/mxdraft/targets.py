@@ -120,7 +120,7 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
     if not 0 < busy <= service.cores:
         raise RefusedError(
             f"{path}: {busy} threads in all ([run] threads, 0: one per core; times [service] connections), "
-            f"but '{service.cpus}' has {service.cores} cores; more threads would make every conversation slower"
+            f"but '{service.cpus}' has {service.cores} cores: more threads would make every conversation slow"
         )
     return Target(name=name, run=run, service=service, **_checked(path, "", values))
 
