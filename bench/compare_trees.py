@@ -2,10 +2,10 @@
 
     python bench/compare_trees.py OLD NEW BUNDLE [BUNDLE …]
 
-Both checkouts must be built (``make demo``). Every command below runs in both, with the C program and
-the Python one, on every bundle; standard output, standard error and exit code must agree. Times, memory and what
-follows from them are masked, since they differ between two runs of the same program. Exits with 1 if anything
-differs, and prints the first lines that do.
+Both checkouts must be built (``make demo``). Every command below runs in both, with the C program and with
+the Python one, on every bundle; standard output, standard error and exit code must agree. Times, memory and
+what follows from them are masked, since they differ between two runs of the same program. Exits with 1 if
+anything differs, and prints the first lines that do.
 """
 
 from __future__ import annotations

@@ -45,13 +45,18 @@ class FakeDevice:
     def dest(self) -> Path:
         return self.home / "mxdraft"
 
+    @property
+    def system(self) -> Path:
+        """What the device's script takes for /."""
+        return self.folder / "root"
+
     def stub(self, program: str, script: str) -> None:
         path = self.folder / "bin" / program
         path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         path.chmod(0o755)
 
     def system_file(self, path: str, text: str) -> None:
-        (self.folder / "root" / path).write_text(text, encoding="utf-8")
+        (self.system / path).write_text(text, encoding="utf-8")
 
     def repair(self) -> None:
         """Remove all stubs, and what ssh complains about."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
 from fake_device import make_bundle
+from hypothesis import given
+from hypothesis import strategies as st
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.ship.build import FLAGS, build, compiler, link
 from mxdraft.ship.elf import audit
-from mxdraft.ship.targets import REPOSITORY, load_target
+from mxdraft.ship.targets import REPOSITORY, load_target, read_toml
 from mxdraft.ship.wheel import build_wheel
 
 TARGETS = sorted(path.stem for path in (REPOSITORY / "targets").glob("*.toml"))
@@ -73,6 +77,13 @@ def test_target_is_no_path(name: str) -> None:
         ("ctx = 2048", "ctx = true", r"\[run\] ctx = True"),
         ("ctx = 2048", "context = 1", r"\[run\] unknown key 'context' .allowed: memory_mib, threads, ctx"),
         ('cpus = "0-3"', 'cpus = "all"', r"\[service\] cpus = 'all' .allowed: a list such as 0-3"),
+        ('cpus = "0-3"', 'cpus = "3-0"', r"'3-0' has 0 cores"),
+        ('cpus = "0-3"', 'cpus = "0-\u0663"', r"\[service\] cpus = .* .allowed: a list such as 0-3"),
+        ("connections = 1", "connections = 2", r"8 threads in all .* '0-3' has 4 cores"),
+        ("threads = 0", "threads = 5", r"5 threads in all .* '0-3' has 4 cores"),
+        ("minutes = 30", "minutes = 0", r"\[service\] minutes = 0 .allowed: a whole number from 1 to 1440"),
+        ("minutes = 30", 'minutes = 30\n"a\\u001b[2J" = 1', r"unknown key 'a\\x1b\[2J' .allowed: cpus"),
+        ("minutes = 30", 'minutes = "\\u001b[2J"', r"minutes = '\\x1b\[2J' .allowed"),
         ("[service]", "[services]", r"\[service\] missing key|unknown key 'services'"),
         ("[run]", "[run", "rpi.toml: "),
     ],
@@ -83,6 +94,52 @@ def test_bad_target_is_refused(tmp_path: Path, old: str, new: str, message: str)
     (tmp_path / "rpi.toml").write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(RefusedError, match=message):
         load_target("rpi", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"a = " + b"[" * 100_000, "nested too deeply"),
+        (b"a = " + b"[" * 20 + b"]" * 20, "nested too deeply"),
+        (b"a" + b".a" * 2_000 + b" = 1", "nested too deeply"),
+        (b"threads = " + b"9" * 5_000, "limit"),
+        (b"a = 1979-99-99", "rpi.toml: "),
+        (b"\xff\xfe", "codec can't decode"),
+        (b"#" * (1 << 20) + b"\n", "larger than 1 MiB"),
+        (b"\x1b = 1", r"rpi.toml: [ -~]*$"),
+        (b'"\\u001b[2J" = 1', r"unknown key '\\x1b\[2J'|missing key"),
+        (b"run = 1", r"\[run\] is not a table"),
+        (b"run = [1979-05-27, nan, {}]", r"\[run\] is not a table"),
+        (b"", "missing key"),
+    ],
+)
+def test_whatever_a_target_file_holds_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "rpi.toml").write_bytes(data)
+    with pytest.raises(RefusedError, match=message) as caught:
+        load_target("rpi", tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_a_device_as_target_file(tmp_path: Path) -> None:
+    (tmp_path / "rpi.toml").symlink_to("/dev/zero")
+    with pytest.raises(RefusedError, match="larger than 1 MiB"):
+        load_target("rpi", tmp_path)
+
+
+@given(st.binary(max_size=60))
+def test_toml_is_read_or_refused(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        file.write(data)
+        file.flush()
+        with contextlib.suppress(RefusedError):
+            assert isinstance(read_toml(Path(file.name)), dict)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_service_has_no_more_threads_than_cores(name: str) -> None:
+    target = load_target(name)
+    threads = target.run.threads or target.service.cores
+    assert 1 <= threads * target.service.connections <= target.service.cores
 
 
 # ---- cross-build ----

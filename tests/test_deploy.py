@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
+import platform
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -292,6 +296,283 @@ def test_unwritable_dest(device: FakeDevice, releases: list[Release]) -> None:
         ship(device, releases[0], dest="file/x")
 
 
+# ---- what goes wrong: the folder is somebody else's ----
+
+
+def _tree(folder: Path) -> dict[str, str]:
+    """Everything in a folder: kind, and content or where a link points to."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            what = f"link {path.readlink()}"
+        elif path.is_file():
+            what = f"file {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        else:
+            what = "folder" if path.is_dir() else "other"
+        found[str(path.relative_to(folder))] = what
+    return found
+
+
+def _put(path: Path, text: str = "precious") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _people_s_releases(folder: Path) -> None:
+    for name in ("20260101", "20260201", "my documents"):
+        _put(folder / "releases" / name / "precious.txt")
+    _put(folder / "store/family-photo.jpg")
+    (folder / "current").symlink_to(folder / "releases/20260201")
+
+
+def _relative_current(folder: Path) -> None:
+    _put(folder / "releases/0123456789abcdef/manifest", f"file {'0' * 64} 1 mxdraft\n")
+    (folder / "current").symlink_to("releases/0123456789abcdef")
+
+
+def _named_by_content(folder: Path) -> None:
+    _put(folder / "store" / ("0" * 64))
+    (folder / "releases").mkdir()
+
+
+def _manifest_alone(folder: Path) -> None:
+    text = f"file {'0' * 64} 1 mxdraft\n"
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    _put(folder / "releases" / name / "manifest", text)
+    (folder / "current").symlink_to(f"releases/{name}")
+
+
+FOREIGN: dict[str, Callable[[Path], None]] = {
+    "releases": _people_s_releases,
+    "a file": lambda folder: _put(folder / "thesis.tex"),
+    "a hidden file": lambda folder: _put(folder / ".profile"),
+    "current to no release": _relative_current,
+    "a store by content": _named_by_content,
+    "a manifest without links": _manifest_alone,
+    "a marker of others": lambda folder: _put(folder / "mxdraft-deployment"),
+    "a folder as marker": lambda folder: (folder / "mxdraft-deployment").mkdir(parents=True),
+    "a name with escapes": lambda folder: _put(folder / "\x1b[2J\n\x9b"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_foreign_folder_stays_as_it_is(
+    network: FakeNetwork, device: FakeDevice, releases: list[Release], tmp_path: Path, what: str
+) -> None:
+    FOREIGN[what](device.home / "app")
+    before = _tree(device.home)
+    with pytest.raises(RefusedError, match=r"no deployment made .*/app, and it is not empty") as caught:
+        ship(device, releases[0], dest="app")
+    assert str(caught.value).isprintable()
+    done = _install(device, _unpacked(releases[0], tmp_path / "archive"), "--dest", "app")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.rstrip("\n").isprintable()
+    for command in ("rollback", "status"):
+        code, stdout, stderr = network.run(command, "--host", device.name, "--dest", "app")
+        assert (code, stdout, "nothing is deployed" in stderr) == (3, "", True), stderr
+    assert _tree(device.home) == before
+
+
+def test_home_and_root_are_no_place(device: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(device.home)
+    for dest in (".", str(device.home), f"{device.home}/./", str(tmp_path / "link"), "/", "/."):
+        done = _install(device, _unpacked(releases[0], tmp_path / "archive"), "--dest", dest)
+        assert (done.returncode, "deployments alone" in done.stderr) == (2, True), done.stderr
+    assert list(device.home.iterdir()) == []
+
+
+@pytest.mark.parametrize("dest", ["~", "~/x", "../x", "a/../b", "a/..", "a\x1b[2J"])
+def test_bad_dest_of_an_archive(
+    device: FakeDevice, releases: list[Release], tmp_path: Path, dest: str
+) -> None:
+    done = _install(device, _unpacked(releases[0], tmp_path / "archive"), "--dest", dest)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --dest ")
+    assert done.stderr.rstrip("\n").isprintable()
+    assert list(device.home.iterdir()) == []
+
+
+def test_without_a_home(device: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
+    archive = _unpacked(releases[0], tmp_path / "archive")
+    done = _install(device, archive, home=None)
+    assert (done.returncode, "give an absolute path" in done.stderr) == (2, True), done.stderr
+    assert _install(device, archive, "--dest", str(tmp_path / "there"), home=None).returncode == 0
+
+
+def test_only_what_was_made_is_deleted(deployed: FakeDevice, releases: list[Release]) -> None:
+    stranger = "0123456789abcdef"
+    precious = [
+        deployed.dest / "notes.txt",
+        deployed.dest / "store/family-photo.jpg",
+        deployed.dest / "store" / ("0" * 64) / "in a folder",
+        deployed.dest / "releases/20260101/precious.txt",
+        deployed.dest / "releases" / stranger / "manifest",
+        deployed.dest / "releases" / f"{deployed.release()}.new" / "precious.txt",
+    ]
+    for path in precious:
+        _put(path)
+    (deployed.dest / "store" / ("1" * 64)).symlink_to("family-photo.jpg")
+    first = deployed.release()
+    ship(deployed, releases[1])
+    ship(deployed, releases[2])
+    for path in precious:
+        assert path.read_text(encoding="utf-8") == "precious"
+    assert (deployed.dest / "store" / ("1" * 64)).is_symlink()
+    names = {path.name for path in (deployed.dest / "releases").iterdir()}
+    assert first not in names or (deployed.dest / "releases" / first / "mxdraft").exists()
+    kept = {deployed.release(), _other_release(deployed), stranger, "20260101", f"{first}.new"}
+    assert names - {first} == kept
+
+
+def test_release_with_somebodys_file(deployed: FakeDevice, releases: list[Release]) -> None:
+    first = deployed.release()
+    _put(deployed.dest / "releases" / first / "mine")
+    ship(deployed, releases[1])
+    notes: list[str] = []
+    ship(deployed, releases[2], notes=notes)
+    assert (deployed.dest / "releases" / f"{first}.new/mine").read_text(encoding="utf-8") == "precious"
+    assert any("files that no deployment made" in note for note in notes)
+
+
+def test_installation_without_marker_is_taken_over(
+    network: FakeNetwork, deployed: FakeDevice, releases: list[Release]
+) -> None:
+    """As versions before the marker left it."""
+    marker = deployed.dest / "mxdraft-deployment"
+    ship(deployed, releases[1])
+    marker.unlink()
+    for command in ("status", "rollback", "rollback"):
+        code, _, stderr = network.run(command, "--host", deployed.name)
+        assert code == 0, stderr
+    assert not marker.exists()
+    ship(deployed, releases[2])
+    assert marker.read_text(encoding="utf-8").startswith("mxdraft deploy made this folder.\n")
+    assert len(list((deployed.dest / "releases").iterdir())) == 2
+
+
+def _change_manifest(device: FakeDevice) -> None:
+    with (device.dest / "current/manifest").open("a", encoding="utf-8") as file:
+        file.write("file x y z\n")
+
+
+def _change_link(device: FakeDevice) -> None:
+    (device.dest / "current/mxdraft").unlink()
+    (device.dest / "current/mxdraft").symlink_to("/bin/sh")
+
+
+def _copy_release(device: FakeDevice) -> None:
+    (device.dest / "current").rename(device.dest / "link")
+    shutil.copytree(device.dest / "link", device.dest / "current", symlinks=True)
+
+
+@pytest.mark.parametrize("change", [_change_manifest, _change_link, _copy_release])
+def test_without_marker_evidence_is_strict(
+    deployed: FakeDevice, releases: list[Release], change: Callable[[FakeDevice], None]
+) -> None:
+    (deployed.dest / "mxdraft-deployment").unlink()
+    change(deployed)
+    before = _tree(deployed.home)
+    with pytest.raises(RefusedError, match="no deployment made"):
+        ship(deployed, releases[1])
+    assert _tree(deployed.home) == before
+
+
+@pytest.mark.parametrize("name", ["mxdraft-deployment.new", "lock", "log", "unit", "store", "releases"])
+def test_links_in_the_folder_are_refused(deployed: FakeDevice, releases: list[Release], name: str) -> None:
+    path = deployed.dest / name
+    target = deployed.home / "target"
+    if path.exists():
+        path.rename(target)
+    else:
+        _put(target)
+    path.symlink_to(target)
+    before = _tree(deployed.home)
+    with pytest.raises(RefusedError, match=f"/{name} is a link to elsewhere instead of a"):
+        ship(deployed, releases[1])
+    assert _tree(deployed.home) == before
+
+
+@pytest.mark.parametrize("name", ["current", "previous", "current.new"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link to elsewhere"])
+def test_other_things_than_links_are_refused(
+    deployed: FakeDevice, releases: list[Release], name: str, kind: str
+) -> None:
+    path = deployed.dest / name
+    path.unlink(missing_ok=True)
+    if kind == "file":
+        _put(path)
+    elif kind == "folder":
+        _put(path / "x")
+    else:
+        path.symlink_to("/srv")
+    before = _tree(deployed.home)
+    with pytest.raises(RefusedError, match=f"/{name} is a {kind} instead of a link"):
+        ship(deployed, releases[1])
+    assert _tree(deployed.home) == before
+
+
+def test_dest_that_is_a_link(device: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
+    link, disk = device.home / "mxdraft", tmp_path / "disk"
+    link.symlink_to(disk)
+    with pytest.raises(RefusedError, match="a link to what is no folder"):
+        ship(device, releases[0])
+    _put(disk / "photo.jpg")
+    with pytest.raises(RefusedError, match="no deployment made"):
+        ship(device, releases[0])
+    (disk / "photo.jpg").unlink()
+    ship(device, releases[0])
+    assert link.is_symlink()
+    assert (disk / "current/mxdraft").exists()
+
+
+def test_dest_that_is_no_folder(device: FakeDevice, releases: list[Release]) -> None:
+    _put(device.home / "file")
+    os.mkfifo(device.home / "fifo")
+    for name in ("file", "fifo"):
+        with pytest.raises(RefusedError, match=f"/{name} is not a folder: choose another --dest"):
+            ship(device, releases[0], dest=name)
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root needs setpriv")
+@pytest.mark.parametrize(("mode", "message"), [(0o555, "cannot write to"), (0o700, "cannot read")])
+def test_folder_of_another_user(releases: list[Release], mode: int, message: str) -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
+        Path(name).chmod(0o755)
+        network = FakeNetwork(Path(name))
+        device = network.device()
+        archive = _unpacked(releases[0], Path(name) / "archive")
+        dest = Path(name) / "dest"
+        dest.mkdir()
+        user: tuple[str, ...] = ()
+        if os.geteuid() == 0:
+            user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        elif mode == 0o700:
+            mode = 0  # there is no other user to be
+        dest.chmod(mode)
+        done = _install(device, archive, "--dest", str(dest), prefix=user)
+        dest.chmod(0o755)
+        assert (done.returncode, done.stdout) == (6, "")
+        assert message in done.stderr
+        assert list(dest.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        f"file {'0' * 64} 1 ../../.profile",
+        f"file {'0' * 64} 1 .x",
+        f"file ../../{'0' * 58} 1 mxdraft",
+        f"file {'0' * 64} x mxdraft",
+    ],
+)
+def test_manifest_that_names_other_places(device: FakeDevice, releases: list[Release], line: str) -> None:
+    manifest = re.sub("(?m)^file .*\n?", "", releases[0].manifest) + line
+    with pytest.raises(RefusedError, match="the manifest is damaged"):
+        ship(device, dataclasses.replace(releases[0], manifest=manifest))
+    assert list(device.home.iterdir()) == []
+
+
 # ---- what goes wrong: the proof ----
 
 
@@ -327,21 +608,18 @@ def test_runtime_fails(
 ) -> None:
     before = deployed.release()
     with pytest.raises(error, match=message):
-        ship(deployed, _with_runtime(releases[1], f"#!/bin/sh\n{script}\n".encode()))
+        ship(deployed, _with_file(releases[1], "mxdraft", f"#!/bin/sh\n{script}\n".encode()))
     assert deployed.release() == before
     deployed.generate()
 
 
-def _with_runtime(release: Release, program: bytes) -> Release:
-    import hashlib
-
-    digest = hashlib.sha256(program).hexdigest()
-    old = next(key for key, (name, _) in release.files.items() if name == "mxdraft")
-    files = {key: value for key, value in release.files.items() if key != old} | {
-        digest: ("mxdraft", program)
-    }
-    manifest = re.sub("(?m)^file .* mxdraft$", f"file {digest} {len(program)} mxdraft", release.manifest)
-    return Release(manifest, files)
+def _with_file(release: Release, name: str, content: bytes) -> Release:
+    """``release`` with another file ``name``."""
+    digest = hashlib.sha256(content).hexdigest()
+    files = {key: value for key, value in release.files.items() if value[0] != name}
+    files[digest] = (name, content)
+    line = f"file {digest} {len(content)} {name}"
+    return Release(re.sub(f"(?m)^file .* {name}$", line, release.manifest), files)
 
 
 # ---- killed ----
@@ -408,6 +686,115 @@ def test_device_dies_while_switching(
     assert deployed.generate() != words
 
 
+def test_host_is_killed_before_the_folder_is_marked(
+    network: FakeNetwork, device: FakeDevice, bundles: list[Path], releases: list[Release]
+) -> None:
+    device.stub("mv", f'case $2 in */mxdraft-deployment) {_PAUSE} ;; esac; exec /bin/mv "$@"')
+    process = network.start("deploy", "--target", "host", "--host", device.name, "-m", bundles[0])
+    wait_for(device.home / "reached")
+    process.kill()
+    process.communicate()
+    assert _tree(device.dest).keys() == {"mxdraft-deployment.new"}
+    (device.home / "go").touch()
+    device.repair()
+    ship_when_free(device, releases[0])
+    device.generate()
+
+
+def ship_when_free(device: FakeDevice, release: Release) -> None:
+    """Deploy as soon as the device has noticed that the host before is dead."""
+    lock = device.dest / "lock"
+    wait_for(lock)
+    subprocess.run(["flock", "-w", "30", lock, "true"], check=True)
+    ship(device, release)
+
+
+# What changes something on the device, each of which is one step.
+_STEPS = ("cat", "chmod", "cp", "ln", "mkdir", "mv", "rm", "rmdir", "sync")
+
+
+def _count_steps(device: FakeDevice, fatal: int) -> None:
+    """Let SIGKILL end the whole installation instead of step number ``fatal``, counted from 1."""
+    counter = device.folder / "steps"
+    counter.write_text("0\n", encoding="utf-8")
+    for tool in _STEPS:
+        device.stub(
+            tool,
+            f"read n <{counter}; n=$((n + 1)); echo $n >{counter}\n"
+            f'[ $n != {fatal} ] || kill -KILL 0\nexec {shutil.which(tool, path="/usr/bin:/bin")} "$@"',
+        )
+
+
+def _miniature(number: int) -> Release:
+    """A release like any other, except that its runtime is a script and its bundle a line."""
+    program = f"""#!/bin/sh
+case $1 in verify) echo {number:064x} ;; *) echo 'generated_tokens: {number}' >&2 ;; esac
+"""
+    files = {"mxdraft": program, "model.mxb": f"{number}\n", "mxdraft.socket": "[Socket]\n"}
+    contents = {
+        hashlib.sha256(text.encode()).hexdigest(): (name, text.encode()) for name, text in files.items()
+    }
+    facts = {
+        "version": "0",
+        "target": "host",
+        "arch": platform.machine(),
+        "bundle": "model.mxb",
+        "threads": "1",
+        "ctx": "1",
+        "precision": "auto",
+        "memory_kib": "1",
+        "digest": f"{number:064x}",
+        "prompt": "x",
+        "tokens": str(number),
+    }
+    lines = [f"{key} {value}" for key, value in facts.items()]
+    lines += [f"file {digest} {len(content)} {name}" for digest, (name, content) in contents.items()]
+    return Release("\n".join(lines), dict(contents))
+
+
+def _is_whole(device: FakeDevice, name: str) -> bool:
+    """Link ``name`` leads to a release with all the files of its manifest, or is not there."""
+    link = device.dest / name
+    if not link.is_symlink():
+        return not link.exists()
+    manifest = (link / "manifest").read_text(encoding="utf-8")
+    files = re.findall("(?m)^file (.*) .* (.*)$", manifest)
+    digests = [hashlib.sha256((link / file).read_bytes()).hexdigest() for _, file in files]
+    return digests == [digest for digest, _ in files] and bool(files)
+
+
+@pytest.mark.parametrize("before", [0, 2], ids=["first deployment", "third deployment"])
+def test_device_is_killed_at_every_step(network: FakeNetwork, tmp_path: Path, before: int) -> None:
+    archives = [_unpacked(_miniature(number), tmp_path / f"archive{number}") for number in range(before + 1)]
+    wanted = {"mxdraft-deployment", "current", "releases", "store", "lock"}
+    fatal, finished = 0, False
+    while not finished:
+        fatal += 1
+        device = network.device(f"pi{fatal}")
+        for archive in archives[:-1]:
+            assert _install(device, archive).returncode == 0
+        if before:
+            _put(device.dest / "store/family-photo.jpg")
+        _count_steps(device, fatal)
+        done = _install(device, archives[-1])
+        finished = done.returncode == 0
+        assert finished or done.returncode == -signal.SIGKILL, done.stderr
+        assert _is_whole(device, "current"), fatal
+        assert _is_whole(device, "previous"), fatal
+        device.repair()
+        done = _install(device, archives[-1])
+        assert done.returncode == 0, (fatal, done.stderr)
+        assert _is_whole(device, "current"), fatal
+        assert _is_whole(device, "previous"), fatal
+        assert {path.name for path in device.dest.iterdir()} - {"previous"} == wanted, fatal
+        assert len(list((device.dest / "releases").iterdir())) == (2 if before else 1), fatal
+        stored = {path.name for path in (device.dest / "store").iterdir()}
+        assert len(stored - {"family-photo.jpg"}) == (5 if before else 3), fatal
+        assert ("family-photo.jpg" in stored) == (before > 0)
+        shutil.rmtree(device.folder)
+    assert fatal > 20
+
+
 def test_two_at_once(
     network: FakeNetwork, deployed: FakeDevice, bundles: list[Path], releases: list[Release]
 ) -> None:
@@ -429,65 +816,153 @@ def test_two_at_once(
 # ---- service ----
 
 
-def test_service(device: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    device.stub("id", "echo 1000")
+@pytest.fixture
+def systemd(device: FakeDevice) -> FakeDevice:
+    """A device with account ``pi`` and systemd, whose commands only leave a line in the log ``sudo``."""
+    device.stub("id", "case $1 in -un) echo pi ;; *) echo 1000 ;; esac")
     device.stub(
-        "sudo", f'shift; echo "$@" >>{log}; case $1 in cp) cat "$2" >>{log} ;; chown | mkdir) "$@" ;; esac'
+        "sudo",
+        f'shift; echo "$@" >>{device.folder}/sudo; case $1 in systemd* | systemctl) ;; *) exec "$@" ;; esac',
     )
     device.stub("chown", "")
     device.stub("systemctl", "echo inactive")
+    device.stub("systemd-sysusers", "")
+    return device
+
+
+def test_service(systemd: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
     dest = str(tmp_path / "opt")
-    ship(device, releases[0], service=True, dest=dest)
-    said = log.read_text(encoding="utf-8")
-    assert f"ExecStart={dest}/current/mxdraft chat -m {dest}/current/model.mxb -t 0 --ctx 256" in said
-    assert "systemctl restart mxdraft.socket" in said
-    assert "@DEST@" not in said
+    notes: list[str] = []
+    ship(systemd, releases[0], service=True, dest=dest, notes=notes)
+    units = {path.name: path.read_text(encoding="utf-8") for path in systemd.system.glob("etc/*/**/mxdraft*")}
+    assert units.keys() == {"mxdraft.socket", "mxdraft@.service", "mxdraft.conf"}
+    program = f"ExecStart={dest}/current/mxdraft chat -m {dest}/current/model.mxb -t 0 --ctx 256"
+    assert program in units["mxdraft@.service"]
+    assert units["mxdraft.conf"].endswith("\ng mxdraft -\nm pi mxdraft\n")
+    assert not any("@DEST@" in text or "@USER@" in text for text in units.values())
+    said = (systemd.folder / "sudo").read_text(encoding="utf-8").splitlines()
+    wanted = [line for line in said if line.startswith("systemd-sysusers") or "restart" in line]
+    assert wanted == [
+        f"systemd-sysusers {systemd.system}/etc/sysusers.d/mxdraft.conf",
+        "systemctl restart mxdraft.socket",
+    ]
+    assert any("group mxdraft may talk to it" in note for note in notes)
 
 
-def test_no_sudo_copies_nothing(device: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
-    device.stub("id", "echo 1000")
-    device.stub("systemctl", "")
-    device.stub("sudo", "echo sudo: a password is required >&2; exit 1")
+def test_root_needs_no_group(systemd: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
+    systemd.stub("id", "case $1 in -un) echo root ;; *) echo 0 ;; esac")
+    ship(systemd, releases[0], service=True, dest=str(tmp_path / "opt"))
+    text = (systemd.system / "etc/sysusers.d/mxdraft.conf").read_text(encoding="utf-8")
+    assert text.endswith("\ng mxdraft -\n")
+
+
+def test_no_sudo_copies_nothing(systemd: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
+    systemd.stub("sudo", "echo sudo: a password is required >&2; exit 1")
     with pytest.raises(RefusedError, match="needs root, and sudo asks for a password"):
-        ship(device, releases[0], service=True, dest=str(tmp_path / "opt"))
+        ship(systemd, releases[0], service=True, dest=str(tmp_path / "opt"))
     assert not (tmp_path / "opt").exists()
 
 
-def test_systemd_refuses(device: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
+def test_systemd_refuses(systemd: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
     dest = tmp_path / "opt"
-    ship(device, releases[0], dest=str(dest))
+    ship(systemd, releases[0], service=True, dest=str(dest))
     before = (dest / "current").readlink()
-    device.stub("id", "echo 1000")
-    device.stub("sudo", 'shift; [ "$1" != systemctl ]')
-    device.stub("systemctl", "exit 1")
+    unit = systemd.system / "etc/systemd/system/mxdraft@.service"
+    text = unit.read_text(encoding="utf-8")
+    other = _with_file(releases[1], "mxdraft@.service", text.replace("30min", "7min").encode())
+    systemd.stub("sudo", 'shift; case $1 in systemctl) exit 1 ;; systemd*) ;; *) exec "$@" ;; esac')
     with pytest.raises(TransferError, match="systemd refused"):
-        ship(device, releases[1], service=True, dest=str(dest))
+        ship(systemd, other, service=True, dest=str(dest))
     assert (dest / "current").readlink() == before
+    assert unit.read_text(encoding="utf-8") == text, "the service before has lost its unit"
+
+
+@pytest.mark.parametrize("unit", ["systemd/system/mxdraft.socket", "sysusers.d/mxdraft.conf"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_units_of_others_are_refused(
+    systemd: FakeDevice, releases: list[Release], tmp_path: Path, unit: str, masked: bool
+) -> None:
+    path = systemd.system / "etc" / unit
+    path.parent.mkdir(parents=True)
+    if masked:
+        path.symlink_to("/dev/null")
+    else:
+        path.write_text("somebody's\n", encoding="utf-8")
+    before = _tree(systemd.system)
+    with pytest.raises(RefusedError, match=f"{path} is there, and no deployment wrote it"):
+        ship(systemd, releases[0], service=True, dest=str(tmp_path / "opt"))
+    assert _tree(systemd.system) == before
+    assert not (tmp_path / "opt").exists()
+
+
+def test_kernel_without_memory_limits_is_a_note(
+    systemd: FakeDevice, releases: list[Release], tmp_path: Path
+) -> None:
+    for enabled in (0, 1):
+        systemd.system_file("proc/cgroups", f"#name\thierarchy\tnum\tenabled\nmemory\t0\t1\t{enabled}\n")
+        notes: list[str] = []
+        ship(systemd, releases[0], service=True, dest=str(tmp_path / "opt"), notes=notes)
+        assert any("cgroup_enable=memory" in note for note in notes) == (not enabled)
 
 
 @pytest.mark.parametrize(
     ("dest", "message"), [("/home/pi/x", "cannot read /home/pi/x"), ("/opt/a b", "only letters")]
 )
 def test_dest_that_no_service_can_use(
-    device: FakeDevice, releases: list[Release], dest: str, message: str
+    systemd: FakeDevice, releases: list[Release], dest: str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        ship(device, releases[0], service=True, dest=dest)
+        ship(systemd, releases[0], service=True, dest=dest)
+
+
+def test_socket_stays_up_and_is_for_a_group(releases: list[Release]) -> None:
+    settings = _settings(_units(releases[0])["mxdraft.socket"])
+    assert settings == {
+        "Description": ["mxdraft: chat with a language model"],
+        "ListenStream": ["/run/mxdraft.sock"],
+        "SocketGroup": ["mxdraft"],
+        "SocketMode": ["0660"],
+        "Accept": ["yes"],
+        "MaxConnections": ["1"],
+        "TriggerLimitIntervalSec": ["0"],  # any other limit, once hit, stops the socket for good
+        "WantedBy": ["sockets.target"],
+    }
 
 
 def test_unit_limits(releases: list[Release]) -> None:
-    units = _units(releases[0])
-    service = units["mxdraft@.service"]
-    for line in (
-        "MemoryMax=2048M",
-        "CPUAffinity=0-63",
-        "DynamicUser=yes",
-        "PrivateNetwork=yes",
-        "Restart=no",
-    ):
-        assert f"\n{line}\n" in service
-    assert "\nMaxConnections=4\n" in units["mxdraft.socket"]
+    settings = _settings(_units(releases[0])["mxdraft@.service"])
+    expected = {
+        "Restart": "no",
+        "RuntimeMaxSec": "30min",
+        "TimeoutStopSec": "5s",
+        "MemoryMax": "2048M",
+        "MemorySwapMax": "0",
+        "CPUAffinity": "0-63",
+        "DynamicUser": "yes",
+        "User": "mxdraft-chat",
+        "CacheDirectory": "mxdraft",
+        "Environment": "MXDRAFT_CACHE=%C/mxdraft",
+        "PrivateNetwork": "yes",
+        "RestrictAddressFamilies": "none",
+        "ProtectSystem": "strict",
+        "ProtectHome": "yes",
+        "CapabilityBoundingSet": "",
+        "NoNewPrivileges": "yes",
+        "MemoryDenyWriteExecute": "yes",
+        "SystemCallArchitectures": "native",
+    }
+    assert {key: settings[key] for key in expected} == {key: [value] for key, value in expected.items()}
+    assert settings["SystemCallFilter"] == ["@system-service", "~@privileged @resources"]
+
+
+def _settings(unit: str) -> dict[str, list[str]]:
+    """The values of each key of a unit."""
+    settings: dict[str, list[str]] = {}
+    for line in unit.splitlines():
+        if line and line[0] not in "#[":
+            key, _, value = line.partition("=")
+            settings.setdefault(key, []).append(value)
+    return settings
 
 
 def _units(release: Release) -> dict[str, str]:
@@ -495,11 +970,32 @@ def _units(release: Release) -> dict[str, str]:
     return {name: content.decode() for name, content in contents.items() if isinstance(content, bytes)}
 
 
+def _write_units(release: Release, folder: Path) -> None:
+    for name, text in _units(release).items():
+        local = text.replace("@DEST@/current/mxdraft", "/bin/true").replace("@DEST@", "/opt/mxdraft")
+        (folder / name).write_text(local, encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_sandbox(releases: list[Release], tmp_path: Path) -> None:
+    _write_units(releases[0], tmp_path)
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", tmp_path / "mxdraft@.service"],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if "unrecognized option" in done.stderr:
+        pytest.skip("needs systemd 250")
+    exposure = re.search(r"Overall exposure level .*: ([0-9.]+) ", done.stdout)
+    assert exposure is not None, done.stderr
+    assert float(exposure[1]) <= 1.5
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_units_are_valid(releases: list[Release], tmp_path: Path) -> None:
-    for name, text in _units(releases[0]).items():
-        local = text.replace("@DEST@/current/mxdraft", "/bin/true").replace("@DEST@", "/opt/mxdraft")
-        (tmp_path / name).write_text(local, encoding="utf-8")
+    _write_units(releases[0], tmp_path)
     done = subprocess.run(
         ["systemd-analyze", "verify", tmp_path / "mxdraft.socket", tmp_path / "mxdraft@.service"],
         capture_output=True,
@@ -515,19 +1011,38 @@ def test_units_are_valid(releases: list[Release], tmp_path: Path) -> None:
 # ---- archive ----
 
 
-def _install(device: FakeDevice, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _unpacked(release: Release, folder: Path) -> Path:
+    """``folder``, with an archive of ``release`` unpacked into it."""
+    if not folder.exists():
+        write_archive(release, folder.name, folder.with_suffix(".tar.gz"))
+        _extract(folder.with_suffix(".tar.gz"))
+    return folder
+
+
+def _extract(path: Path) -> None:
+    """Unpack an archive next to it."""
+    with tarfile.open(path) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in the first releases of 3.11
+        archive.extractall(path.parent)
+
+
+def _install(
+    device: FakeDevice, folder: Path, *arguments: str, home: str | None = "", prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run install.sh on ``device``, behind ``prefix``; ``home`` None is a device without $HOME."""
     return subprocess.run(
-        ["sh", folder / "install.sh", *arguments],
-        env={
-            "HOME": str(device.home),
+        [*prefix, "sh", folder / "install.sh", *arguments],
+        env=({} if home is None else {"HOME": str(device.home)})
+        | {
             "PATH": f"{device.folder}/bin:/usr/bin:/bin",
-            "MXDRAFT_SYSROOT": str(device.folder / "root"),
+            "MXDRAFT_SYSROOT": str(device.system),
         },
         capture_output=True,
         text=True,
         encoding="utf-8",
         timeout=60,
         check=False,
+        start_new_session=True,
     )
 
 
@@ -536,9 +1051,7 @@ def test_archive(network: FakeNetwork, deployed: FakeDevice, bundles: list[Path]
     code, stdout, stderr = network.run("deploy", "--target", "host", "-m", bundles[1], "-o", path)
     assert (code, stdout) == (0, f"{path}\n"), stderr
     words = deployed.generate()
-    with tarfile.open(path) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in the first releases of 3.11
-        archive.extractall(tmp_path)
+    _extract(path)
     folder = tmp_path / "mxdraft-host"
 
     with (folder / "model.mxb").open("r+b") as file:
@@ -640,21 +1153,62 @@ def test_fleet_without_ssh(network: FakeNetwork, bundles: list[Path], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "message"),
+    ("text", "message"),
     [
-        ("x", RefusedError, "hosts.toml: "),
-        ("host = 1", RefusedError, r"expected \[\[host\]\] tables"),
-        ("[[host]]\nhost = 'a'\nport = 22", RefusedError, "unknown: port"),
-        ("[[host]]\ntarget = 'rpi'", RefusedError, "number 1: needs host"),
-        ("[[host]]\nhost = '-oProxyCommand=x'", UsageError, "expected"),
-        ("[[host]]\nhost = 'a'\n[[host]]\nhost = 'a'", UsageError, "each once"),
-        ("host = []", UsageError, "at least one"),
+        ("x", ""),
+        ("host = 1", r"expected \[\[host\]\] tables"),
+        ("host = [1]", r"\[\[host\]\] number 1: is not a table"),
+        ("host = [[{}]]", "number 1: is not a table"),
+        ("[host]\nhost = 'a'", r"expected \[\[host\]\] tables"),
+        ("hosts = []", "nothing else; unknown: hosts"),
+        ('"\\u001b[2J" = 1', r"nothing else; unknown: \\x1b\[2J"),
+        ("[[host]]\nhost = 'a'\nport = 22", "unknown: port"),
+        ('[[host]]\nhost = "a"\n"\\u001b]0;x\\u0007\\n" = 22', r"unknown: \\x1b\]0;x\\x07\\n$"),
+        ("[[host]]\ntarget = 'rpi'", "number 1: needs host"),
+        ("[[host]]\nhost = 1979-05-27", "number 1: needs host"),
+        ("[[host]]\nhost = 'a'\n[[host]]\nhost = '-oProxyCommand=x'", "number 2: .*expected"),
+        ('[[host]]\nhost = "a\\u009b2J"', r"host 'a\\x9b2J': expected"),
+        ('[[host]]\nhost = "a"\ndest = "\\u001b[2J"', r"dest '\\x1b\[2J': expected"),
+        ("[[host]]\nhost = 'a'\ndest = '.'", "number 1: dest '.': expected"),
+        ("[[host]]\nhost = 'a'\n[[host]]\nhost = 'a'", "each once"),
+        ("host = []", "at least one"),
+        ("host = [" + "{host = 'a'}, " * 1025 + "]", "at most 1024"),
+        ("host = " + "[" * 100_000, "nested too deeply"),
+        ("[[host]]\nhost" + ".a" * 5_000 + " = 1", "nested too deeply"),
+        ("host = " + "9" * 5_000, "limit"),
+        ("#" * (1 << 20) + "\n", "larger than 1 MiB"),
     ],
 )
-def test_bad_hosts_file(tmp_path: Path, text: str, error: type[MxdraftError], message: str) -> None:
+def test_bad_hosts_file(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "hosts.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(error, match=message):
+    with pytest.raises(RefusedError, match=f"hosts.toml: .*{message}") as caught:
         read_hosts(tmp_path / "hosts.toml", "rpi", "mxdraft")
+    assert str(caught.value).isprintable()
+
+
+def test_hosts_file_that_is_missing_or_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    with pytest.raises(RefusedError, match=r"cannot read .*hosts\.toml: No such file"):
+        read_hosts(path, "rpi", "mxdraft")
+    path.write_bytes(b"\xff")
+    with pytest.raises(RefusedError, match=r"hosts\.toml: .*codec can't decode"):
+        read_hosts(path, "rpi", "mxdraft")
+
+
+def test_escapes_in_a_hosts_file_do_not_reach_the_terminal(
+    network: FakeNetwork, bundles: list[Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "hosts.toml"
+    for line, expected in (
+        ('host = "\\u001b[2J"', 3),
+        ('host = "a"\n"\\u001b[2J" = 1', 3),
+        ('host = "a"\ndest = "\\u009b[2J"', 3),
+        ('host = "a"\ntarget = "\\u001b[2J"', 2),
+    ):
+        path.write_text(f"[[host]]\n{line}", encoding="utf-8")
+        code, stdout, stderr = network.run("deploy", "--target", "host", "-m", bundles[0], "--hosts", path)
+        assert (code, stdout, "[2J" in stderr) == (expected, "", True), stderr
+        assert stderr.replace("\n", "").isprintable()
 
 
 def test_hosts_file(tmp_path: Path) -> None:
@@ -671,14 +1225,30 @@ def test_hosts_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["pi@raspberrypi.local", "10.0.0.7", "pi@fe80::1%eth0", "ssh://pi@host:2222", "my_pi"]
+    "host",
+    [
+        "pi@raspberrypi.local",
+        "10.0.0.7",
+        "pi@fe80::1%eth0",
+        "ssh://pi@host:2222",
+        "ssh://pi@[::1]:22",
+        "my_pi",
+        "a-b@c-d",
+        "pi@corp.example@gate",
+        "a" * 320,
+    ],
 )
 def test_good_hosts(host: str) -> None:
     assert check_host(host) == host
 
 
 @pytest.mark.parametrize(
-    "host", ["", "-oProxyCommand=x", "a b", "a\nb", "a;reboot", "$(x)", "a`b`", "a'b", "pi@\x00"]
+    "host",
+    [
+        *("", "-oProxyCommand=x", "a b", "a\nb", "a;reboot", "$(x)", "a`b`", "a'b", 'a"b', "pi@\x00"),
+        *("pi@-oProxyCommand=x", "ssh://-oProxyCommand=x", "ssh://pi@-x", "pi@", "@host", "ssh://", "a\n"),
+        *("\x1b[2J", "a\x9b2J", "a\u202eb", "a\udc80", "a\u00a0b", "a" * 321),
+    ],
 )
 def test_bad_hosts(host: str) -> None:
     with pytest.raises(UsageError, match="expected"):
@@ -691,14 +1261,27 @@ def test_host_is_one_harmless_word(text: str) -> None:
         host = check_host(text)
     except UsageError:
         return
-    assert not host.startswith("-")
+    assert not any(part.startswith("-") for part in host.removeprefix("ssh://").split("@"))
     assert not set(host) & set(" \t\r\n\x00'\"`$;&|<>\\(){}")
+    assert host.isprintable()
 
 
-@pytest.mark.parametrize("dest", ["", "~/x", "-x", "a\nb", "../x", "a/../../b"])
+@pytest.mark.parametrize(
+    "dest",
+    [
+        *("", ".", "./", "/", "//", "/.", "~", "~/x", "-x", "a\nb", "a\n", "../x", "a/../../b", "a/.."),
+        *("\x1b[2J", "a\x9b2J", "a\u202eb", "a\udc80", "a" * 1025),
+    ],
+)
 def test_bad_dest(dest: str) -> None:
-    with pytest.raises(UsageError, match="expected a path"):
+    with pytest.raises(UsageError, match="expected a path") as caught:
         check_dest(dest)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("dest", ["a", "./a", "/a", "/opt/mxdraft/", 'it\'s $(a) "x" & | ;', "ä", "a" * 1024])
+def test_good_dest(dest: str) -> None:
+    assert check_dest(dest) == dest
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Reads ``targets/*.toml``: what a machine is, and how the runtime is built for it and runs on it.
 
-The keys are documented in targets/README.md; this module is what checks them.
+The keys are documented in targets/README.md; this module is what checks them. ``read_toml`` is also for other
+small files that people write.
 """
 
 from __future__ import annotations
 
 import re
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import Any
 from mxdraft.errors import RefusedError, UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+_TOML_BYTES = 1 << 20
+_TOML_DEPTH = 8
 ARCHITECTURES = ("x86_64", "aarch64")
 OUTPUTS = {"cli": "mxdraft", "library": "libmxdraft.so"}
 
@@ -33,10 +37,18 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Service:
-    """Limits of the systemd unit besides ``RunSettings.memory_mib``. ``cpus``: a CPUAffinity list."""
+    """Limits of the systemd unit next to ``RunSettings.memory_mib``. ``cpus``: a CPUAffinity list; ``connections``:
+    conversations at once; ``minutes``: the longest conversation."""
 
     cpus: str
     connections: int
+    minutes: int
+
+    @property
+    def cores(self) -> int:
+        """Count the processors in ``cpus``."""
+        ranges = [[int(end) for end in part.split("-")] for part in self.cpus.split()]
+        return len({core for ends in ranges for core in range(ends[0], ends[-1] + 1)})
 
 
 @dataclass(frozen=True)
@@ -66,13 +78,15 @@ class _List(tuple[str, ...]):
 # What each key may be: words, a list of words, a range of whole numbers, or a pattern with its description.
 _Rule = _Words | _List | range | tuple[re.Pattern[str], str]
 
+_CPUS = "[0-9]{1,3}(-[0-9]{1,3})?"
+
 _RULES: dict[str, dict[str, _Rule]] = {
     "": {
-        "description": (re.compile(r".+"), "text"),
+        "description": (re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,200}"), "a line of text"),
         "arch": _Words(("host", *ARCHITECTURES)),
         "cpu": _Words(("baseline", "cortex_a53")),  # never "native": a build must not depend on its builder
         "outputs": _List(OUTPUTS),
-        "glibc": (re.compile(r"2\.\d{1,2}"), "a version such as 2.28"),
+        "glibc": (re.compile(r"2\.[0-9]{1,2}"), "a version such as 2.28"),
     },
     "run": {
         "memory_mib": range(64, 1 << 20),
@@ -83,8 +97,9 @@ _RULES: dict[str, dict[str, _Rule]] = {
         "features": _List(("asimd", "asimddp", "i8mm", "avx2")),
     },
     "service": {
-        "cpus": (re.compile(r"\d+(-\d+)?( \d+(-\d+)?)*"), "a list such as 0-3 or 0 2"),
+        "cpus": (re.compile(rf"{_CPUS}( {_CPUS})*"), "a list such as 0-3 or 0 2"),
         "connections": range(1, 65),
+        "minutes": range(1, 1441),
     },
 }
 
@@ -93,16 +108,57 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
     """Read ``targets/<name>.toml``; refuses unknown names, keys and values with what is allowed."""
     known = sorted(path.stem for path in folder.glob("*.toml"))
     if name not in known:
-        raise UsageError(f"unknown target '{name}' (known: {', '.join(known) or 'none: not a checkout'})")
+        raise UsageError(
+            f"unknown target '{printable(name)}' (known: {', '.join(known) or 'none: not a checkout'})"
+        )
     path = folder / f"{name}.toml"
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(f"{path}: {error}") from error
+    values = read_toml(path)
     tables = {table: values.pop(table, {}) for table in _RULES if table}
     run = RunSettings(**_checked(path, "run", tables["run"]))
     service = Service(**_checked(path, "service", tables["service"]))
+    busy = (run.threads or service.cores) * service.connections
+    if not 0 < busy <= service.cores:
+        raise RefusedError(
+            f"{path}: {busy} threads in all ([run] threads, 0: one per core; times [service] connections), "
+            f"but '{service.cpus}' has {service.cores} cores: more threads would make every conversation slow"
+        )
     return Target(name=name, run=run, service=service, **_checked(path, "", values))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a small TOML file.
+
+    Raises RefusedError if it is missing, larger than 1 MiB, nested deeper than 8, or refused by the parser
+    for whatever reason; OSError if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_TOML_BYTES + 1)
+    except FileNotFoundError as error:
+        raise RefusedError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) > _TOML_BYTES:
+        raise RefusedError(f"{path}: larger than {_TOML_BYTES >> 20} MiB")
+    try:
+        values = tomllib.loads(data.decode("utf-8"))
+    except Exception as error:  # besides its own: RecursionError, ValueError of int(), whatever a bug raises
+        reason = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
+        raise RefusedError(f"{path}: {reason}") from error
+    level: list[object] = [values]
+    for _ in range(_TOML_DEPTH + 1):
+        inner = [
+            list(value.values()) if isinstance(value, dict) else value
+            for value in level
+            if isinstance(value, dict | list)
+        ]
+        level = [value for values in inner for value in values]
+    if level:
+        raise RefusedError(f"{path}: nested too deeply")
+    return values
+
+
+def printable(text: str) -> str:
+    """``text`` with escapes for what could control a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _checked(path: Path, table: str, values: object) -> dict[str, Any]:
@@ -112,11 +168,11 @@ def _checked(path: Path, table: str, values: object) -> dict[str, Any]:
         raise RefusedError(f"{where}is not a table")
     for key in sorted(values.keys() ^ rules.keys()):
         problem = "missing" if key in rules else "unknown"
-        raise RefusedError(f"{where}{problem} key '{key}' (allowed: {', '.join(rules)})")
+        raise RefusedError(f"{where}{problem} key '{printable(key)}' (allowed: {', '.join(rules)})")
     for key, value in values.items():
         allowed = _problem(rules[key], value)
         if allowed:
-            raise RefusedError(f"{where}{key} = {value!r} (allowed: {allowed})")
+            raise RefusedError(f"{where}{key} = {reprlib.repr(value)} (allowed: {allowed})")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 

@@ -9,10 +9,14 @@
 #   SERVICE   yes: also install the systemd units
 #   NOW       the host's clock, in seconds since 1970; empty if unknown
 #
+#   DEST/mxdraft-deployment      says that deployments made this folder; without it nothing is written or deleted
 #   DEST/store/SHA256            files by content; SHA256.part is an upload that has not been proved
-#   DEST/releases/ID/            links into the store, and the manifest
+#   DEST/releases/ID/            links into the store, and the manifest, whose SHA-256 begins with ID. Such a folder is
+#                                whole: it comes and goes by being renamed from and to ID.new
 #   DEST/current, DEST/previous  links to releases; renamed into place, so that there is never none
 #   DEST/lock                    held with flock(1), which lets go when its holder ends in whatever way
+#
+# Whatever else is in these folders is somebody else's and stays as it is.
 #
 # stdout: lines "key value" for the host. stderr: "note: ..." and, last, "error: ...". Exit codes as docs/cli.md.
 
@@ -20,6 +24,11 @@ set -u
 umask 022
 LC_ALL=C
 export LC_ALL
+
+MARKER=mxdraft-deployment
+MARKER_TEXT="mxdraft deploy made this folder."
+UNITS="mxdraft.socket mxdraft@.service mxdraft.sysusers"
+SYSTEM=${MXDRAFT_SYSROOT-} # tests put another root here
 
 fail() {
     code=$1
@@ -33,6 +42,9 @@ note() { echo "note: $*" >&2; }
 # The values of a key in the manifest, one a line.
 field() { printf '%s\n' "$MANIFEST" | sed -n "s/^$1 //p"; }
 
+# A name from a folder, with nothing in it that could control the terminal.
+printable() { printf '%s' "$1" | tr -c '[:print:]' '?'; }
+
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi </dev/null
 }
@@ -40,7 +52,8 @@ as_root() {
 # ---- preflight: looks, changes nothing ----
 
 check_board() {
-    for tool in awk cat cut df flock id ln mkdir mv printf readlink rm sed sha256sum sync tail uname wc; do
+    for tool in awk cat chmod cp cut date df dirname flock grep id ln ls mkdir mv printf readlink rm rmdir sed sha256sum \
+        sync tail tr uname wc; do
         command -v "$tool" >/dev/null 2>&1 || fail 3 "the device has no $tool: install coreutils and util-linux (or busybox)"
     done
     arch=$(field arch)
@@ -55,7 +68,7 @@ check_board() {
         case $(od -An -tu1 -j4 -N1 "/proc/$$/exe" 2>/dev/null) in *1*) bits=32 ;; *) bits=64 ;; esac
     [ "$bits" = 64 ] || fail 3 "64-bit kernel, $bits-bit userland: install the 64-bit Raspberry Pi OS"
     for feature in $(field features); do
-        grep -qE "^(Features|flags)[[:space:]]*:.* $feature( |\$)" "${MXDRAFT_SYSROOT-}/proc/cpuinfo" ||
+        grep -qE "^(Features|flags)[[:space:]]*:.* $feature( |\$)" "$SYSTEM/proc/cpuinfo" ||
             fail 3 "this CPU lacks $feature, which target $(field target) asks for: use --target rpi"
     done
     clock=$(date +%s)
@@ -66,10 +79,17 @@ check_board() {
 
 check_memory() {
     need=$(field memory_kib)
-    available=$(awk '/^MemAvailable:/ {print $2}' "${MXDRAFT_SYSROOT-}/proc/meminfo")
+    available=$(awk '/^MemAvailable:/ {print $2}' "$SYSTEM/proc/meminfo")
     [ "${available:-0}" -ge "$need" ] ||
         fail 4 "needs $((need / 1024)) MiB of memory, $((${available:-0} / 1024)) MiB are available: close programs," \
             "or choose a target with a smaller context"
+}
+
+# Names and hashes of the manifest become paths.
+check_manifest() {
+    if [ -z "$(field file)" ] || field file | grep -qvE '^[0-9a-f]{64} [0-9]{1,18} [a-z][a-z0-9@.-]*$'; then
+        fail 3 "the manifest is damaged: deploy again, or unpack the archive again"
+    fi
 }
 
 # Bytes of a file that are there.
@@ -96,25 +116,158 @@ check_service() {
     /home/* | /root/*) fail 2 "--service runs as a user of its own, who cannot read $DEST: use --dest /opt/mxdraft" ;;
     *[!A-Za-z0-9/._-]*) fail 2 "--service allows only letters, digits and / . _ - in --dest" ;;
     esac
-    command -v systemctl >/dev/null 2>&1 || fail 3 "--service needs systemd, which this device has not"
+    for tool in systemctl systemd-sysusers; do
+        command -v "$tool" >/dev/null 2>&1 || fail 3 "--service needs systemd, and this device has no $tool"
+    done
+    for unit in $UNITS; do
+        file=$(unit_path "$unit")
+        case $(kind_of "$file") in
+        nothing) continue ;;
+        file) grep -qE '^Description=mxdraft|mxdraft deploy' "$file" && continue ;;
+        esac
+        fail 3 "$file is there, and no deployment wrote it: move it away (systemctl unmask $unit, if it is masked)"
+    done
     as_root true 2>/dev/null ||
         fail 3 "--service needs root, and sudo asks for a password: allow sudo without one for this user," \
             "or deploy as root, or run the archive's install.sh there with sudo"
+    # As Raspberry Pi OS has it: its firmware starts the kernel with cgroup_disable=memory.
+    awk '$1 == "memory" && $4 == 0 { off = 1 } END { exit !off }' "$SYSTEM/proc/cgroups" 2>/dev/null &&
+        note "this kernel does not limit memory, so MemoryMax= has no effect:" \
+            "append cgroup_enable=memory to the line in /boot/firmware/cmdline.txt and restart the device"
+    return 0
 }
 
 check_all() {
+    check_manifest
     check_board
+    check_place
     check_service
     check_memory
     check_disk
 }
 
+# ---- whose DEST is ----
+
+# Where a file of the service is installed.
+unit_path() {
+    case $1 in
+    *.sysusers) echo "$SYSTEM/etc/sysusers.d/mxdraft.conf" ;;
+    *) echo "$SYSTEM/etc/systemd/system/$1" ;;
+    esac
+}
+
+kind_of() {
+    if [ -L "$1" ]; then
+        echo link
+    elif [ -f "$1" ]; then
+        echo file
+    elif [ -d "$1" ]; then
+        echo folder
+    elif [ -e "$1" ]; then
+        echo device
+    else
+        echo nothing
+    fi
+}
+
+# $1 has $2 characters, all of them of a hash.
+is_hex() {
+    case $1 in *[!0-9a-f]*) return 1 ;; esac
+    [ ${#1} = "$2" ]
+}
+
+# The release that link $1 points to, or nothing.
+release_of() {
+    id=$(readlink "$DEST/$1" 2>/dev/null)
+    case $id in releases/*) is_hex "${id#releases/}" 16 && echo "${id#releases/}" ;; esac
+}
+
+# Its manifest gave folder $1 of releases its name.
+is_release() {
+    is_hex "$1" 16 && [ "$(kind_of "$DEST/releases/$1/manifest")" = file ] &&
+        [ "$(sha256sum <"$DEST/releases/$1/manifest" | cut -c1-16)" = "$1" ]
+}
+
+is_marked() {
+    [ "$(kind_of "$DEST/$MARKER")" = file ] && [ "$(sed -n 1p "$DEST/$MARKER")" = "$MARKER_TEXT" ]
+}
+
+# An installation from before there was a marker: its current release is one, with the links of its manifest.
+is_unmarked_installation() {
+    current=$(release_of current)
+    folder=$DEST/releases/$current
+    [ "$(kind_of "$folder")" = folder ] && is_release "$current" && grep -q '^file ' "$folder/manifest" &&
+        sed -n 's/^file //p' "$folder/manifest" | while read -r sha _ name; do
+            [ "$(readlink "$folder/$name")" = "../../store/$sha" ] || exit 1
+        done
+}
+
+is_ours() { is_marked || is_unmarked_installation; }
+
+# What is in DEST, except a marker that was not finished.
+contents() { ls -A "$DEST" | grep -vxF "$MARKER.new"; }
+
+# Names in DEST are of the kind $1, as deployments make them: nothing is written through a link or over a file that
+# somebody put there.
+expect() {
+    kind=$1
+    shift
+    for name; do
+        found=$(kind_of "$DEST/$name")
+        [ "$found" != link ] || [ -n "$(release_of "$name")" ] || found="link to elsewhere"
+        case $found in
+        "$kind" | nothing) ;;
+        *) fail 3 "$DEST/$name is a $found instead of a $kind that a deployment made: move it away" ;;
+        esac
+    done
+}
+
+# Refuse a folder that is neither empty nor ours, for what no release needs is deleted there.
+check_place() {
+    case $DEST in
+    *[[:cntrl:]]*) fail 2 "--dest has characters that control a terminal: choose another" ;;
+    "~"* | */.. | */../*) fail 2 "--dest $DEST: expected a path, absolute or below the home folder, without ~ and .." ;;
+    esac
+    case $(kind_of "$DEST") in
+    nothing) return 0 ;;
+    link) [ -d "$DEST" ] || fail 3 "$DEST is a link to what is no folder: choose another --dest" ;;
+    folder) ;;
+    *) fail 3 "$DEST is not a folder: choose another --dest" ;;
+    esac
+    if [ "$DEST" -ef / ] || [ "$DEST" -ef "${HOME-/}" ]; then
+        fail 2 "--dest has to be a folder for deployments alone, not $DEST: choose one below it, such as mxdraft"
+    fi
+    [ -r "$DEST" ] && [ -x "$DEST" ] || fail 6 "cannot read $DEST: choose another --dest, or another user"
+    first=$(contents | sed -n 1p)
+    [ -z "$first" ] || is_ours ||
+        fail 3 "no deployment made $DEST, and it is not empty (it has $(printable "$first")): choose another --dest, such" \
+            "as $DEST/mxdraft. Delete it only if you know that nothing in it is needed"
+    expect file "$MARKER" "$MARKER.new" lock log unit
+    expect folder store releases
+    expect link current previous current.new previous.new
+}
+
+# For what needs a deployment that is there.
+check_ours() {
+    [ -d "$DEST" ] && is_ours || fail 3 "nothing is deployed in $DEST"
+    check_place
+}
+
 # ---- folders and lock ----
 
+# Make DEST, or take an empty one, and mark it before anything else is in it.
 make_folders() {
-    if [ "$SERVICE" = yes ] && [ ! -d "$DEST" ]; then as_root mkdir -p "$DEST" && as_root chown "$(id -u):$(id -g)" "$DEST"; fi
-    mkdir -p "$DEST/store" "$DEST/releases" && [ -w "$DEST" ] ||
-        fail 6 "cannot write to $DEST: choose another --dest, or another user"
+    if [ "$SERVICE" = yes ] && [ ! -w "$DEST" ] && [ -z "$(contents 2>/dev/null)" ]; then
+        as_root mkdir -p "$DEST" && as_root chown "$(id -u):$(id -g)" "$DEST"
+    fi
+    mkdir -p "$DEST" && [ -w "$DEST" ] || fail 6 "cannot write to $DEST: choose another --dest, or another user"
+    if ! is_marked; then
+        cat >"$DEST/$MARKER.new" <<EOF && sync && mv "$DEST/$MARKER.new" "$DEST/$MARKER" || fail 6 "cannot write to $DEST"
+$MARKER_TEXT
+Deployments replace and delete what they made in it, and leave the rest alone.
+EOF
+    fi
+    mkdir -p "$DEST/store" "$DEST/releases" || fail 6 "cannot write to $DEST"
 }
 
 take_lock() {
@@ -157,7 +310,7 @@ EOF
 make_release() {
     release=$DEST/releases/$(printf '%s\n' "$MANIFEST" | sha256sum | cut -c1-16)
     [ -d "$release" ] && return 0
-    rm -rf "$release.new"
+    delete_release "$release.new"
     mkdir "$release.new" && printf '%s\n' "$MANIFEST" >"$release.new/manifest" || fail 6 "cannot write to $DEST/releases"
     while read -r sha _ name; do
         ln -s "../../store/$sha" "$release.new/$name" || fail 6 "cannot write to $DEST/releases"
@@ -223,29 +376,69 @@ switch_to() {
     sync
 }
 
-# The release that a link points to, or nothing.
-release_of() { readlink "$DEST/$1" 2>/dev/null | sed 's|^releases/||'; }
-
-# Before the switch, for the units name only DEST/current: a failure leaves everything as it was.
+# Before the switch, for the units name only DEST/current. A failure leaves the service that is there as it was.
 install_service() {
     [ "$SERVICE" = yes ] || return 0
-    for unit in mxdraft.socket mxdraft@.service; do
-        sed "s|@DEST@|$DEST|g" "$release/$unit" >"$DEST/unit" && as_root cp "$DEST/unit" "/etc/systemd/system/$unit" ||
-            fail 6 "cannot write to /etc/systemd/system"
-        rm -f "$DEST/unit"
-    done
-    as_root systemctl daemon-reload && as_root systemctl enable mxdraft.socket && as_root systemctl restart mxdraft.socket ||
-        fail 6 "systemd refused mxdraft.socket: see systemctl status mxdraft.socket"
+    was=$(kind_of "$(unit_path mxdraft.socket)")
+    user=${SUDO_USER:-$(id -un)}
+    if start_units "$release"; then
+        note "group mxdraft may talk to it, from the next login on; to let others in: sudo usermod -aG mxdraft NAME"
+        return 0
+    fi
+    if [ "$was" = file ] && [ -e "$DEST/current/mxdraft.socket" ]; then start_units "$DEST/current"; fi
+    fail 6 "systemd refused mxdraft.socket, or its files could not be written: see systemctl status mxdraft.socket"
 }
 
-# Forget releases that are neither current nor previous, and files that no release needs.
+# Install the units of folder $1, a release, and make the socket listen with them. Who deploys is of the group that
+# may connect; root may in any case.
+start_units() {
+    case $user in
+    root | *[!A-Za-z0-9._-]*) member='/^m /d' ;;
+    *) member="s|@USER@|$user|" ;;
+    esac
+    for unit in $UNITS; do
+        [ -e "$1/$unit" ] || continue # an earlier version's release has fewer
+        file=$(unit_path "$unit")
+        sed -e "s|@DEST@|$DEST|g" -e "$member" "$1/$unit" >"$DEST/unit" && as_root mkdir -p "${file%/*}" &&
+            as_root cp "$DEST/unit" "$file.new" && as_root mv "$file.new" "$file" || return 1
+    done
+    rm -f "$DEST/unit"
+    as_root systemd-sysusers "$(unit_path mxdraft.sysusers)" && as_root systemctl daemon-reload &&
+        as_root systemctl enable mxdraft.socket && as_root systemctl restart mxdraft.socket
+}
+
+# Delete what deployments put into folder $1, a release, and the folder, unless somebody else's files are in it.
+delete_release() {
+    [ "$(kind_of "$1")" = folder ] || return 0
+    for entry in "$1"/*; do
+        case $(readlink "$entry") in ../../store/*) rm -f "$entry" ;; esac
+    done
+    rm -f "$1/manifest"
+    rmdir "$1" 2>/dev/null || note "kept $1: it has files that no deployment made"
+}
+
+# Delete releases that are neither current nor previous, and files that no release needs: only what has the names that
+# deployments give.
 clean() {
+    current=$(release_of current)
+    previous=$(release_of previous)
     for folder in "$DEST"/releases/*; do
         id=${folder##*/}
-        [ "$id" = "$(release_of current)" ] || [ "$id" = "$(release_of previous)" ] || rm -rf "$folder"
+        is_hex "${id%.new}" 16 && [ "$(kind_of "$folder")" = folder ] || continue
+        case $id in
+        "$current" | "$previous") ;;
+        *.new) delete_release "$folder" ;;
+        *)
+            is_release "$id" || continue
+            delete_release "$folder.new"
+            mv -T "$folder" "$folder.new" && delete_release "$folder.new"
+            ;;
+        esac
     done
     for file in "$DEST"/store/*; do
-        grep -qs "^file ${file##*/} " "$DEST"/releases/*/manifest || rm -f "$file"
+        name=${file##*/}
+        is_hex "${name%.part}" 64 && [ "$(kind_of "$file")" = file ] || continue
+        grep -qs "^file $name " "$DEST"/releases/*/manifest || rm -f "$file"
     done
 }
 
@@ -265,17 +458,21 @@ switch() {
 }
 
 rollback() {
-    [ -d "$DEST" ] || fail 3 "nothing is deployed in $DEST"
+    check_ours
     take_lock
-    id=$(release_of previous)
-    [ -n "$id" ] && [ "$id" != "$(release_of current)" ] || fail 3 "there is no release before the current one in $DEST"
-    MANIFEST=$(cat "$DEST/releases/$id/manifest") || fail 3 "the release before is incomplete: deploy it again"
+    before=$(release_of previous)
+    [ -n "$before" ] && [ "$before" != "$(release_of current)" ] ||
+        fail 3 "there is no release before the current one in $DEST"
+    is_release "$before" || fail 3 "the release before is incomplete: deploy it again"
+    MANIFEST=$(cat "$DEST/releases/$before/manifest")
+    check_manifest
     prove
-    switch_to "$id"
-    echo "release $id"
+    switch_to "$before"
+    echo "release $before"
 }
 
 status() {
+    check_ours
     [ -n "$(release_of current)" ] || fail 3 "nothing is deployed in $DEST"
     [ -x "$DEST/current/mxdraft" ] && [ -e "$DEST/current/model.mxb" ] || fail 3 "the current release is incomplete: deploy again"
     echo "release $(release_of current)"
@@ -323,8 +520,11 @@ parse() {
 
 [ "${1-}" = remote ] || parse "$@"
 case $DEST in
-/*) ;;
-*) DEST=$HOME/$DEST ;;
+/* | "~"*) ;;
+*)
+    [ -n "${HOME-}" ] || fail 2 "there is no home folder for --dest $DEST to be in: give an absolute path"
+    DEST=$HOME/$DEST
+    ;;
 esac
 case $ACTION in
 hold)

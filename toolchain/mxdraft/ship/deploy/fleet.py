@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +19,9 @@ from mxdraft.errors import MxdraftError, RefusedError, TransferError, UsageError
 from mxdraft.ship.deploy import deploy
 from mxdraft.ship.deploy.release import Release, prepare
 from mxdraft.ship.deploy.remote import Device, check_dest, check_host
+from mxdraft.ship.targets import printable, read_toml
+
+_MOST_HOSTS = 1024
 
 
 @dataclass(frozen=True)
@@ -32,37 +34,51 @@ class Host:
 
 
 def read_hosts(path: Path, target: str, dest: str) -> list[Host]:
-    """Read ``[[host]]`` tables: host and, optionally, target and dest. The first is the canary."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RefusedError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(f"{path}: {error}") from error
+    """Read ``[[host]]`` tables: host and, optionally, target and dest, which default to the parameters.
+
+    The first is the canary. Raises RefusedError, which names file and table.
+    """
+    values = read_toml(path)
+    unknown = sorted(values.keys() - {"host"})
     tables = values.get("host")
-    if values.keys() != {"host"} or not isinstance(tables, list):
-        raise RefusedError(f"{path}: expected [[host]] tables and nothing else")
+    if unknown or not isinstance(tables, list):
+        raise RefusedError(f"{path}: expected [[host]] tables and nothing else{_named(unknown)}")
     hosts = []
     for number, table in enumerate(tables, 1):
+        where = f"{path}: [[host]] number {number}: "
+        if not isinstance(table, dict):
+            raise RefusedError(f"{where}is not a table")
         unknown = sorted(table.keys() - {"host", "target", "dest"})
         if unknown or not all(isinstance(value, str) for value in table.values()) or "host" not in table:
-            raise RefusedError(
-                f"{path}: [[host]] number {number}: needs host, may have target and dest, all text"
-                + (f"; unknown: {', '.join(unknown)}" if unknown else "")
-            )
+            raise RefusedError(f"{where}needs host, may have target and dest, all text{_named(unknown)}")
         hosts.append(Host(**{"target": target, "dest": dest} | table))
-    return check_hosts(hosts)
+        try:
+            _check_host(hosts[-1])
+        except UsageError as error:
+            raise RefusedError(f"{where}{error}") from error
+    try:
+        return check_hosts(hosts)
+    except UsageError as error:
+        raise RefusedError(f"{path}: {error}") from error
+
+
+def _named(unknown: list[str]) -> str:
+    return f"; unknown: {printable(', '.join(unknown))}" if unknown else ""
 
 
 def check_hosts(hosts: list[Host]) -> list[Host]:
-    """``hosts`` if each can be deployed to and none is there twice; raises UsageError."""
+    """Return ``hosts`` if each can be deployed to and none is there twice; raises UsageError."""
     for host in hosts:
-        check_host(host.host)
-        check_dest(host.dest)
+        _check_host(host)
     names = [host.host for host in hosts]
-    if not names or len(set(names)) < len(names):
-        raise UsageError("the hosts: at least one, and each once")
+    if not 0 < len(names) <= _MOST_HOSTS or len(set(names)) < len(names):
+        raise UsageError(f"the hosts: at least one, at most {_MOST_HOSTS}, and each once")
     return hosts
+
+
+def _check_host(host: Host) -> None:
+    check_host(host.host)
+    check_dest(host.dest)
 
 
 def deploy_fleet(hosts: list[Host], bundle: Path, service: bool, parallel: int) -> list[dict[str, Any]]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 import shlex
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import PurePosixPath
 from types import TracebackType
 from typing import IO, BinaryIO, Self
 
@@ -47,23 +48,29 @@ _HINTS = (
 
 
 def check_host(host: str) -> str:
-    """``host`` if ssh can take it for nothing else; raises UsageError."""
-    if not re.fullmatch(
-        r"(ssh://)?[^\s\x00-\x1f\x7f'\"`$;&|<>\\(){}*?!#-][^\s\x00-\x1f\x7f'\"`$;&|<>\\(){}*?!#]*", host
-    ):
-        raise UsageError(f"host {host!r}: expected [user@]name, as ssh takes it")
+    """Return ``host`` if it can be neither an option nor more than one word, for ssh and for any command that
+    its configuration runs; raises UsageError."""
+    word = r"""[^\s'"`$;&|<>\\(){}*?!#@-][^\s'"`$;&|<>\\(){}*?!#@]*"""
+    if not (len(host) <= 320 and host.isprintable() and re.fullmatch(rf"(ssh://)?({word}@)*{word}", host)):
+        raise UsageError(f"host {reprlib.repr(host)}: expected [user@]name, as ssh takes it")
     return host
 
 
 def check_dest(dest: str) -> str:
-    """``dest`` if it is a path that needs no guessing; raises UsageError."""
+    """Return ``dest`` if it is a path that needs no guessing, and no folder that others share; raises
+    UsageError."""
+    parts = PurePosixPath(dest).parts
     if (
-        not dest
+        not set(parts) - {"/"}
         or dest.startswith(("-", "~"))
-        or re.search(r"[\x00-\x1f\x7f]", dest)
-        or ".." in Path(dest).parts
+        or ".." in parts
+        or len(dest) > 1024
+        or not dest.isprintable()
     ):
-        raise UsageError(f"dest {dest!r}: expected a path, absolute or below the home folder")
+        raise UsageError(
+            f"dest {reprlib.repr(dest)}: expected a path, absolute or below the home folder, to a folder for "
+            "deployments alone"
+        )
     return dest
 
 
