@@ -15,8 +15,9 @@ SCHEDULE?= $(wildcard models/$(MODEL)/schedule.toml)
 # Only from the command line: some shells have HOST in their environment, for this machine.
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
+C_FILES = $(shell find runtime tests bench -name '*.[ch]')
 
-.PHONY: help demo test test-deploy test-train lint verify bench bench-peers build deploy rollback status emulated-pi clean
+.PHONY: help demo test unit test-deploy test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,26 +31,44 @@ help:
 	@echo "make deploy TARGET=rpi                             an archive with an install.sh instead"
 	@echo "make rollback|status HOST=pi@raspberrypi.local     switch back; what is deployed"
 	@echo "make verify              prove that the bundle computes the golden bits on this machine"
-	@echo "make bench               speed of this machine, beside its read bandwidth"
-	@echo "make bench-peers         the same beside llama.cpp, which it builds first (JSON=FILE, PROMPTS=FILE)"
-	@echo "make lint                ruff, mypy --strict"
-	@echo "make clean               remove what was built (not the downloaded weights)"
+	@echo "make bench               speed of this machine, compared with its read bandwidth"
+	@echo "make bench-peers         the same compared with llama.cpp, which it builds first (JSON=FILE, PROMPTS=FILE)"
+	@echo "make lint                ruff, clang-format, codespell, mypy --strict"
+	@echo "make format              rewrite Python and C files as make lint wants them"
+	@echo "make analyze             gcc's static analyzer on the C runtime"
+	@echo "make clean               remove build/ (not the downloaded weights)"
 
 demo: $(BUNDLE)
 	$(MXDRAFT) generate -m $(BUNDLE) -p "$(PROMPT)" -n 128 --stats text
 
-test: $(BUNDLE) build/rpi/mxdraft lint
+test: lint unit
+
+unit: $(BUNDLE) build/rpi/mxdraft
 	$(VENV)/bin/pytest -q
 
-# Apart, because torch is large and only training needs it.
+# Separate, because torch is large and only training needs it.
 test-train: $(VENV)/installed
 	$(VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[train]'
 	$(VENV)/bin/pytest -q tests/test_qat.py tests/test_draft_train.py
 
 lint: $(VENV)/installed
-	$(VENV)/bin/ruff check toolchain bench tests runtime
-	$(VENV)/bin/ruff format --check toolchain bench tests runtime
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(C_FILES)
+	$(VENV)/bin/codespell
 	$(VENV)/bin/mypy
+
+format: $(VENV)/installed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(C_FILES)
+
+# The analyzer sees one file at a time; analyze.h tells it what mxd_fail() returns, which status.c defines.
+analyze:
+	@for file in $(filter-out runtime/src/status.c,$(filter %.c,$(RUNTIME))); do \
+		gcc -std=c11 -O2 -ffp-contract=off -D_GNU_SOURCE -Iruntime/include -include tests/c/analyze.h -fanalyzer \
+			-Wall -Wextra -Werror -c $$file -o /dev/null || failed=1; \
+	done; test -z "$$failed"
 
 verify: $(BUNDLE)
 	$(MXDRAFT) verify -m $(BUNDLE)
@@ -57,7 +76,7 @@ verify: $(BUNDLE)
 bench: $(BUNDLE)
 	build/host/mxdraft bench -m $(BUNDLE) --precision base
 
-# In an environment of its own: it is no dependency, and some 15 minutes of compiling.
+# In its own environment: it is not a dependency, and takes some 15 minutes to compile.
 build/peers/installed:
 	$(PYTHON) -m venv build/peers/venv
 	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" build/peers/venv/bin/python -m pip install \

@@ -70,6 +70,7 @@ def header() -> str:
     ]
     rows = [" ".join(entries[i : i + 12]) for i in range(0, len(entries), 12)]
     return (
+        "/* SPDX-License-Identifier: Apache-2.0 */\n"
         "/* Made by runtime/tools/make_unicode_classes.py from Hugging Face tokenizers"
         f" {tokenizers.__version__}; do not edit.\n"
         " * Each entry: first code point of a run of one class, and the class in the low bits. */\n"

@@ -37,8 +37,8 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Service:
-    """Limits of the systemd unit next to ``RunSettings.memory_mib``. ``cpus``: a CPUAffinity list; ``connections``:
-    conversations at once; ``minutes``: the longest conversation."""
+    """Limits of the systemd unit next to ``RunSettings.memory_mib``. ``cpus``: a CPUAffinity list;
+    ``connections``: conversations at once; ``minutes``: the longest conversation."""
 
     cpus: str
     connections: int
