@@ -15,6 +15,11 @@ SCHEDULE?= $(wildcard models/$(MODEL)/schedule.toml)
 # Only from the command line: some shells have HOST in their environment, for this machine.
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
+# The code that decides what is built, exported and packed.
+TOOLS    := toolchain/mxdraft
+BUILDER  := $(wildcard $(TOOLS)/ship/*.py)
+EXPORTER := $(wildcard $(addprefix $(TOOLS)/,mx.py checkpoint/*.py checkpoint/models.toml export/*.py train/delta.py train/drafter.py))
+PACKER   := $(wildcard $(addprefix $(TOOLS)/,pack.py bundle/*.py))
 
 .PHONY: help demo test test-deploy test-train lint verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
@@ -30,8 +35,8 @@ help:
 	@echo "make deploy TARGET=rpi                             an archive with an install.sh instead"
 	@echo "make rollback|status HOST=pi@raspberrypi.local     switch back; what is deployed"
 	@echo "make verify              prove that the bundle computes the golden bits on this machine"
-	@echo "make bench               speed of this machine, beside its read bandwidth"
-	@echo "make bench-peers         the same beside llama.cpp, which it builds first (JSON=FILE, PROMPTS=FILE)"
+	@echo "make bench               speed of this machine, and its read bandwidth"
+	@echo "make bench-peers         the same with llama.cpp in turns, which it builds first (JSON=FILE, PROMPTS=FILE)"
 	@echo "make lint                ruff, mypy --strict"
 	@echo "make clean               remove what was built (not the downloaded weights)"
 
@@ -90,12 +95,12 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	$(VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[toolchain,fleet,dev]'
 	touch $@
 
-build/%/mxdraft: $(VENV)/installed $(RUNTIME)
+build/%/mxdraft: $(VENV)/installed $(RUNTIME) $(BUILDER)
 	$(MXDRAFT) build --target $*
 	touch $@
 
-build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA) $(DRAFTER)
+build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA) $(DRAFTER) $(EXPORTER)
 	$(MXDRAFT) export "$$($(MXDRAFT) fetch $(MODEL))" -o build/$(MODEL) $(DELTA:%=--delta %) $(DRAFTER:%=--drafter %)
 
-$(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft
+$(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft $(TEXT) $(SCHEDULE) $(PACKER)
 	$(MXDRAFT) pack build/$(MODEL) -o $@ $(TEXT:%=--text %) $(SCHEDULE:%=--schedule %)

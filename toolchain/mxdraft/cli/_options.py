@@ -1,4 +1,4 @@
-"""Options that several commands share, as docs/cli.md has them (mirror: runtime/cli/options.c)."""
+"""Options that several commands share, as docs/cli.md has them (its twin in C: runtime/cli/options.c)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = click.Path(path_type=Path)
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """An option type: a whole number in decimal digits, nothing around it."""
+    """Make an option type: a whole number in decimal digits, nothing around it."""
 
     def parse(value: str) -> int:
         if re.fullmatch(r"[0-9]{1,20}", value) and low <= int(value) <= high:
@@ -32,7 +32,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def real(low: float, high: float) -> Callable[[str], float]:
-    """An option type: a decimal number; no sign, infinity, NaN or hexadecimal."""
+    """Make an option type: a decimal number; no sign, infinity, NaN or hexadecimal."""
 
     def parse(value: str) -> float:
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", value) and low <= float(value) <= high:
@@ -44,7 +44,7 @@ def real(low: float, high: float) -> Callable[[str], float]:
 
 
 def word_option(name: str, words: tuple[str, ...], default: str, text: str) -> Callable[[Command], Command]:
-    """An option that takes one of a few words."""
+    """Make an option that takes one of a few words."""
 
     def parse(value: str) -> str:
         if value in words:
@@ -55,7 +55,7 @@ def word_option(name: str, words: tuple[str, ...], default: str, text: str) -> C
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several decorators as one; --help lists their options in this order."""
+    """Join several decorators into one; --help lists their options in this order."""
 
     def decorate(command: Command) -> Command:
         for decorator in reversed(decorators):
@@ -90,7 +90,7 @@ class CacheOptions(TypedDict, total=False):
 
 
 class ExtraOptions(DraftOptions, CacheOptions):
-    """What an engine takes beside ``EngineOptions``."""
+    """What an engine takes in addition to ``EngineOptions``."""
 
 
 model_option = click.option("-m", "bundle", metavar="BUNDLE", required=True, help="Bundle file (.mxb).")
@@ -181,7 +181,8 @@ def open_engine(
 
 
 def know_costs(engine: Engine) -> None:
-    """What steps cost on this machine, from the user's cache or measured now: draft lengths rest on it."""
+    """Tell the engine what steps cost on this machine, from the user's cache or measured now: draft lengths
+    rest on it."""
     cache = None
     with contextlib.suppress(OSError, RuntimeError):  # no home; what cannot be kept is measured each time
         cache = default_cache()

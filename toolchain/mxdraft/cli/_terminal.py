@@ -50,7 +50,7 @@ def note(line: str) -> None:
 
 
 def read_text(text: str | None, path: str | None, stdin: str | None) -> bytes:
-    """The prompt's bytes from exactly one of -p TEXT, -f FILE and -."""
+    """Read the prompt's bytes from exactly one of -p TEXT, -f FILE and -."""
     if stdin not in (None, "-"):
         raise UsageError(f"unexpected argument '{stdin}'")
     if [text, path, stdin].count(None) != 2:

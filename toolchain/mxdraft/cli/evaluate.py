@@ -418,7 +418,7 @@ def _origin_lines(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _named(drafter: str) -> tuple[str, Path]:
-    """Name and path of NAME=FILE; a file alone is called by its stem."""
+    """Split NAME=FILE into name and path; a file alone is called by its stem."""
     name, separator, path = drafter.rpartition("=")
     return (name, Path(path)) if separator else (Path(drafter).stem, Path(drafter))
 

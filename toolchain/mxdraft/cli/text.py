@@ -186,9 +186,9 @@ def trace(
     interrupt = Interrupt()
     recorded = {name: value for name, value in asked.items() if name not in ("text", "file", "stdin")}
     with _opened(bundle, asked) as (sequence, ids):
-        beside = _full_precision(sequence.engine, ids) if full else None
+        choices = _full_precision(sequence.engine, ids) if full else None
         sequence.prompt(ids)
-        _record(sequence, beside, output, recorded | {"full": full}, interrupt)
+        _record(sequence, choices, output, recorded | {"full": full}, interrupt)
     if html is not None:
         _write_page(output, html)
     if interrupt.requested:
@@ -196,7 +196,7 @@ def trace(
 
 
 def _full_precision(engine: Engine, ids: list[int]) -> FullPrecision:
-    """What full precision chooses beside this engine, behind a prompt."""
+    """Open an engine like ``engine`` at full precision, to ask what it chooses after a prompt."""
     from mxdraft.trace.record import FullPrecision
 
     plan = engine.plan
@@ -279,7 +279,7 @@ def _opening(system: str | None) -> list[tuple[str, bytes]]:
 
 @contextmanager
 def _opened(bundle: str, asked: _PromptOptions) -> Iterator[tuple[Sequence, list[int]]]:
-    """A sequence, and the ids of the prompt that it is to get."""
+    """Open a sequence; gives it with the ids of the prompt that it is to get."""
     if asked["raw"] and asked["system"] is not None:
         raise UsageError("--system needs the chat template: leave out --raw")
     prompt = read_text(asked["text"], asked["file"], asked["stdin"])
@@ -294,7 +294,7 @@ def _opened(bundle: str, asked: _PromptOptions) -> Iterator[tuple[Sequence, list
 
 
 def _raw_ids(model: Model, prompt: bytes) -> list[int]:
-    """The text's tokens and nothing else; of an empty text, the BOS token."""
+    """Return the text's tokens and nothing else; of an empty text, the BOS token."""
     ids = model.encode(prompt)
     if ids:
         return ids
@@ -320,7 +320,7 @@ def _stream(sequence: Sequence, interrupt: Interrupt, explain: bool = False) -> 
 
 
 def _explained(sequence: Sequence, origin: bytearray) -> bytes:
-    """The step's text, drafted and accepted parts in green.
+    """Return the step's text, drafted and accepted parts in green.
 
     ``origin`` holds a byte for each byte of text that the sequence holds back: 1 if it was drafted.
     """
@@ -340,7 +340,8 @@ def _explained(sequence: Sequence, origin: bytearray) -> bytes:
 def _turn(
     sequence: Sequence, messages: list[tuple[str, bytes]], line: bytes, interrupt: Interrupt, stats: str
 ) -> int:
-    """One exchange, added to ``messages``; one that does not fit is dropped. Returns the exit code so far."""
+    """Hold one exchange and add it to ``messages``; one that does not fit is dropped. Returns the exit code
+    so far."""
     ids = _chat_ids(sequence.engine.model, messages, line)
     held = sequence.tokens
     # What the conversation shares with the tokens already processed is kept; the last token must run again.
@@ -363,7 +364,7 @@ def _turn(
 
 
 def _read_line(stdin: BinaryIO) -> bytes | None:
-    """The next line without its end, None at the end of input."""
+    """Read the next line without its end, None at the end of input."""
     if os.isatty(0):
         write_all(2, b"> ")
     line = stdin.readline()
