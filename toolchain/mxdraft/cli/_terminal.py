@@ -43,6 +43,11 @@ def emit(data: bytes) -> None:
         raise TransferError(f"cannot write to standard output: {error.strerror}") from error
 
 
+def print_line(text: object) -> None:
+    """Write a line to stdout; a path in it may hold what is not UTF-8."""
+    emit(f"{text}\n".encode("utf-8", "surrogateescape"))
+
+
 def note(line: str) -> None:
     """Write a line to stderr. Losing it is no reason to stop."""
     with contextlib.suppress(OSError):

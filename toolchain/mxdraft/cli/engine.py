@@ -19,7 +19,7 @@ from mxdraft.cli._options import (
     whole,
     word_option,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note
+from mxdraft.cli._terminal import Interrupt, emit, note, print_line
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Model, cpu_describe, default_threads, version
@@ -54,7 +54,7 @@ def verify(
         raise UsageError("--quick, --onnx, --html and --json need --full")
     with Model(bundle) as model, open_engine(model, engine, max_rows=chunk) as opened:
         result = opened.verify()
-    emit(result.digest.encode("ascii") + b"\n")
+    print_line(result.digest)
     if not result.matches:
         raise NumericError(result.message)
 
@@ -78,7 +78,7 @@ def _verify_full(
             chosen: EngineOptions = {**options, "precision": precision}
             with open_engine(model, chosen, max_rows=chunk) as engine:
                 results.append(verify_precision(engine, onnx, quick, note))
-            emit(f"{results[-1].summary()}\n".encode())
+            print_line(results[-1].summary())
     content = verification_report(results, bundle, onnx)
     for path, text in ((html, verification_page(content)), (json_path, json.dumps(content, indent=1))):
         if path is not None:
@@ -139,6 +139,9 @@ def bench(
                 file.write(text.encode("ascii"))
 
 
+_DIMENSIONS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_positions")
+
+
 @click.command(epilog="Example: mxdraft info -m build/smollm2-135m.mxb --cpu")
 @click.option("-m", "bundle", metavar="BUNDLE", help="Also describe this bundle.")
 @click.option("--cpu", is_flag=True, help="Also print the function bound to each operation.")
@@ -153,18 +156,11 @@ def info(bundle: str | None, cpu: bool) -> None:
             lines += [
                 f"bundle {i.path}",
                 f"file_bytes {i.file_bytes}",
-                f"hidden {i.hidden}",
-                f"layers {i.layers}",
-                f"heads {i.heads}",
-                f"kv_heads {i.kv_heads}",
-                f"head_dim {i.head_dim}",
-                f"ffn {i.ffn}",
-                f"vocab {i.vocab}",
-                f"max_positions {i.max_positions}",
+                *(f"{name} {getattr(i, name)}" for name in _DIMENSIONS),
                 f"precisions {'base full' if i.has_residual else 'base'}",
                 f"drafters {'lookup table' if i.has_ngrams else 'lookup'}{' model' if i.has_drafter else ''}",
                 f"bos {'none' if i.bos is None else i.bos}",
                 f"provenance {i.provenance}",
                 plan_line(model.plan()),
             ]
-    emit("\n".join(lines).encode("utf-8", "surrogateescape") + b"\n")
+    print_line("\n".join(lines))

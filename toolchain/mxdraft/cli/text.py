@@ -29,7 +29,7 @@ from mxdraft.cli._options import (
     stats_option,
     text_options,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, read_text, write_all
+from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, print_line, read_text, write_all
 from mxdraft.errors import CapacityError, TransferError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Engine, Model, Sequence
@@ -144,7 +144,7 @@ def tokenize(
             emit(model.decode(_parse_id(word) for word in data.split()))
         else:
             ids = _chat_ids(model, [], data) if chat else model.encode(data)
-            emit(" ".join(map(str, ids)).encode("ascii") + b"\n")
+            print_line(" ".join(map(str, ids)))
 
 
 @click.command(
