@@ -193,7 +193,7 @@ def speculation(
 ) -> None:
     """Speed of each drafter beside the first one, prompt by prompt in turns; all must write the same text."""
     from mxdraft.measure.acceptance import read_prompts
-    from mxdraft.measure.speculation import generate_in_turns, speed_report
+    from mxdraft.measure.speculation import compare_drafters, speed_report
 
     for draft in drafts:
         if draft not in get_args(Draft):
@@ -207,7 +207,7 @@ def speculation(
         for draft, engine in engines.items():
             if draft != "off":
                 engine.measure_costs()
-        for run in generate_in_turns(model, engines, chosen, limit, temperature=temp):
+        for run in compare_drafters(model, engines, chosen, limit, temperature=temp):
             runs.append(run)
             speeds = ", ".join(f"{draft} {run.speed(draft):.1f}" for draft in engines)
             note(f"{len(runs)}/{len(chosen)} {run.prompt.task}: {run.tokens} tokens, tok/s: {speeds}")
