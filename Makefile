@@ -16,6 +16,11 @@ SCHEDULE?= $(wildcard models/$(MODEL)/schedule.toml)
 DEVICES := $(if $(findstring command,$(origin HOST)),$(HOST:%=--host %)) $(HOSTS:%=--hosts %)
 RUNTIME := $(shell find runtime targets -name '*.[ch]' -o -name '*.toml')
 C_FILES = $(shell find runtime tests bench -name '*.[ch]')
+# The code that decides what is built, exported and packed.
+TOOLS    := toolchain/mxdraft
+BUILDER  := $(wildcard $(TOOLS)/ship/*.py)
+EXPORTER := $(wildcard $(addprefix $(TOOLS)/,mx.py checkpoint/*.py checkpoint/models.toml export/*.py train/delta.py train/drafter.py))
+PACKER   := $(wildcard $(addprefix $(TOOLS)/,pack.py bundle/*.py))
 
 .PHONY: help demo test unit test-deploy test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
@@ -109,12 +114,12 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	$(VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[toolchain,fleet,dev]'
 	touch $@
 
-build/%/mxdraft: $(VENV)/installed $(RUNTIME)
+build/%/mxdraft: $(VENV)/installed $(RUNTIME) $(BUILDER)
 	$(MXDRAFT) build --target $*
 	touch $@
 
-build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA) $(DRAFTER)
+build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA) $(DRAFTER) $(EXPORTER)
 	$(MXDRAFT) export "$$($(MXDRAFT) fetch $(MODEL))" -o build/$(MODEL) $(DELTA:%=--delta %) $(DRAFTER:%=--drafter %)
 
-$(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft
+$(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft $(TEXT) $(SCHEDULE) $(PACKER)
 	$(MXDRAFT) pack build/$(MODEL) -o $@ $(TEXT:%=--text %) $(SCHEDULE:%=--schedule %)

@@ -16,7 +16,7 @@ TEXT = "Once upon a time there was a small computer that lived in a house by the
 
 
 def run_plugin(source: str, cpu: str, command: list[str]) -> str:
-    """Run an aarch64 program under a qemu plugin of this folder; what both wrote to stderr."""
+    """Run an aarch64 program under a qemu plugin of this folder; returns what both wrote to stderr."""
     with TemporaryDirectory() as folder:
         plugin = Path(folder) / "libplugin.so"
         path = Path(__file__).with_name(source)
@@ -30,19 +30,20 @@ def run_plugin(source: str, cpu: str, command: list[str]) -> str:
 
 @cache
 def count(binary: str, bundle: str, cpu: str, precision: str, prompt: str, tokens: int) -> int:
-    """Instructions of a whole ``generate`` with one thread."""
+    """Count the instructions of a whole ``generate`` with one thread."""
     command = [binary, "generate", "-m", bundle, "--raw", "-p", prompt, "-n", str(tokens), "-t", "1"]
     command += ["--draft", "off", "--precision", precision, "--ignore-eos"]
     return int(run_plugin("icount.c", cpu, command).rsplit("instructions ", 1)[1])
 
 
 def decode(*program: str) -> float:
-    """Instructions of a decode step at a context of about 25; ``program``: binary, bundle, cpu, precision."""
+    """Count the instructions of a decode step at a context of about 25; ``program``: binary, bundle, cpu,
+    precision."""
     return (count(*program, TEXT, 5) - count(*program, TEXT, 1)) / 4
 
 
 def prefill(*program: str) -> float:
-    """Instructions of a row of a long prompt."""
+    """Count the instructions of a row of a long prompt; ``program`` as for ``decode``."""
 
     def prompt_tokens(prompt: str) -> int:
         command = ["qemu-aarch64", program[0], "tokenize", "-m", program[1], "-p", prompt]

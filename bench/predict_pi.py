@@ -66,14 +66,14 @@ BOARDS = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """Of a unit of a kernel's work."""
+    """What a unit of a kernel's work takes."""
 
     instructions: float
     cycles: float
 
 
 def newest(tool: str) -> str:
-    """The newest version of an LLVM tool, as Debian names it."""
+    """Find the newest version of an LLVM tool, as Debian names it."""
     for version in range(30, 15, -1):
         path = shutil.which(f"{tool}-{version}")
         if path:
@@ -86,7 +86,7 @@ FOLDER = TemporaryDirectory()  # of programs
 
 @cache
 def program(source: str) -> Path:
-    """A program of this folder that runs one kernel, for armv8.0 with the levels' own instructions."""
+    """Build a program of this folder that runs one kernel, for armv8.0 with the levels' own instructions."""
     output = Path(FOLDER.name) / Path(source).stem
     sources = [
         *sorted((REPOSITORY / "runtime/kernels").rglob("*.c")),
@@ -99,7 +99,7 @@ def program(source: str) -> Path:
 
 
 def executions(cpu: str, source: str, *arguments: str | int) -> Counter[int]:
-    """How often each instruction of a program, by address, was executed."""
+    """Count how often each instruction of a program, by address, was executed."""
     counts: Counter[int] = Counter()
     command = [str(program(source)), *map(str, arguments)]
     for line in run_plugin("hot_blocks.c", cpu, command).splitlines():
@@ -110,7 +110,7 @@ def executions(cpu: str, source: str, *arguments: str | int) -> Counter[int]:
 
 
 def hot_loops(cpu: str, units: int, source: str, *arguments: str | int) -> list[tuple[int, int, float]]:
-    """Loops of a kernel: address, instructions and executions a unit of its work, where half a time or more.
+    """Find the loops of a kernel: address, instructions, executions a unit of its work, where half or more.
 
     ``source``, ``arguments``: a program and its arguments but the last, how often the kernel is run.
     """
@@ -128,7 +128,7 @@ def hot_loops(cpu: str, units: int, source: str, *arguments: str | int) -> list[
 
 
 def assembly(source: str, address: int, instructions: int) -> str:
-    """The code of a program's loop; all of its branches go to its begin."""
+    """Disassemble a program's loop; all of its branches go to its begin."""
     command = [newest("llvm-objdump"), "-d", "--no-show-raw-insn", "--mattr=+dotprod,+i8mm"]
     command += [f"--start-address={address}", f"--stop-address={address + 4 * instructions}"]
     command.append(str(program(source)))
@@ -139,7 +139,7 @@ def assembly(source: str, address: int, instructions: int) -> str:
 
 
 def cycles(mca: str, code: str) -> float:
-    """Cycles of one iteration in the steady state."""
+    """Return the cycles of one iteration in the steady state."""
 
     def total(iterations: int) -> int:
         command = [newest("llvm-mca"), "-mtriple=aarch64", f"-mcpu={mca}", f"-iterations={iterations}"]
@@ -156,7 +156,7 @@ def cycles(mca: str, code: str) -> float:
 
 
 def measure(board: Board, units: int, source: str, *arguments: str | int) -> Kernel:
-    """A unit of a kernel's work, as hot_loops takes it."""
+    """Measure a unit of a kernel's work, as ``hot_loops`` takes it."""
     loops = hot_loops(board.qemu, units, source, *arguments)
     return Kernel(
         sum(length * times for _, length, times in loops),
@@ -166,7 +166,7 @@ def measure(board: Board, units: int, source: str, *arguments: str | int) -> Ker
 
 @cache
 def product(board: Board, kind: str, rows: int) -> Kernel:
-    """One block (16 weight rows of 32) times all activation rows."""
+    """Measure one block (16 weight rows of 32) times all activation rows."""
     return measure(board, TILES * BLOCKS, "one_product.c", kind, rows, TILES, BLOCKS)
 
 
@@ -203,16 +203,16 @@ class Prediction:
         return max(self.memory(), self.compute(rows))
 
     def cost(self, rows: int) -> float:
-        """Of a step, relative to one row."""
+        """Return the time of a step relative to one row."""
         return self.step(rows) / self.step(1)
 
     def hidden_rows(self) -> int:
-        """The most rows, up to 16, whose compute time memory time hides; 0: not even one."""
+        """Return the most rows, up to 16, whose compute time memory time hides; 0: not even one."""
         return max((rows for rows in range(1, 17) if self.compute(rows) <= self.memory()), default=0)
 
 
 def table(*rows: list[str]) -> list[str]:
-    """Lines of a Markdown table; the first row is its head."""
+    """Return the lines of a Markdown table; the first row is its head."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return ["", lines[0], "|---" * len(rows[0]) + "|", *lines[1:], ""]
 

@@ -331,9 +331,68 @@ def test_wheel_for_the_pi(rpi: list[Path]) -> None:
     assert {"mxdraft/ship/deploy/device.sh", "mxdraft/trace/page.html", "mxdraft/trace/page.js"} <= set(names)
     assert re.search(r"^Requires-Dist: numpy>=[\d.]+$", text, re.MULTILINE)
     assert re.search(r'^Requires-Dist: onnx>=.*; extra == "toolchain"$', text, re.MULTILINE)
-    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+    assert not [name for name in names if re.search(r"__pycache__|\.pyc$|bench/|peers/", name)]
 
 
 def test_wheel_needs_a_library() -> None:
     with pytest.raises(RefusedError, match="rpi4 has no library among its outputs"):
         build_wheel("rpi4")
+
+
+# ---- make ----
+
+OUTPUTS = ("build/host/mxdraft", "build/smollm2-135m/model.full.onnx", "build/smollm2-135m.mxb")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout after `make demo`, for make's eyes: the sources are old, what was built is not."""
+    root = tmp_path_factory.mktemp("made")
+    for folder in ("runtime", "targets", "toolchain"):
+        shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+        shutil.copy(REPOSITORY / name, root / name)
+    artefacts = [
+        f"models/smollm2-135m/{path.name}" for path in (REPOSITORY / "models/smollm2-135m").iterdir()
+    ]
+    for name in (*artefacts, ".venv/installed", *OUTPUTS):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    for path in root.rglob("*"):
+        os.utime(path, (1000, 1000))
+    for age, name in enumerate((".venv/installed", *OUTPUTS)):
+        os.utime(root / name, (2000 + age, 2000 + age))
+    return root
+
+
+def would_run(root: Path) -> str:
+    """What make would run for the bundle."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "-n", "--no-print-directory", "build/smollm2-135m.mxb"]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, check=True)
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("edited", "commands"),
+    [
+        ("models/smollm2-135m/schedule.toml", ["pack"]),
+        ("models/smollm2-135m/teacher_text.npz", ["pack"]),
+        ("toolchain/mxdraft/pack.py", ["pack"]),
+        ("toolchain/mxdraft/bundle/format.py", ["pack"]),
+        ("models/smollm2-135m/qat.delta", ["export", "pack"]),
+        ("models/smollm2-135m/drafter.npz", ["export", "pack"]),
+        ("toolchain/mxdraft/export/graph.py", ["export", "pack"]),
+        ("toolchain/mxdraft/checkpoint/gguf_file.py", ["export", "pack"]),
+        ("toolchain/mxdraft/mx.py", ["export", "pack"]),
+        ("toolchain/mxdraft/ship/build.py", ["build", "pack"]),
+        ("runtime/include/mxdraft.h", ["build", "pack"]),
+    ],
+)
+def test_make_rebuilds_what_an_edit_makes_stale(made: Path, edited: str, commands: list[str]) -> None:
+    assert "mxdraft" not in would_run(made)
+    os.utime(made / edited, (3000, 3000))
+    try:
+        assert re.findall(r"^\.venv/bin/mxdraft (\w+)", would_run(made), re.MULTILINE) == commands
+    finally:
+        os.utime(made / edited, (1000, 1000))

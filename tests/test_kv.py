@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny
 from clib import RUNTIME, compile_c, native, pass_in_debug_build
+from drafters import PROPOSERS, Knowing
 from mxdraft.bundle import Bundle
 from mxdraft.bundle.schedule import Schedule, Weights
 from mxdraft.errors import UsageError
@@ -22,7 +23,7 @@ from mxdraft.pack import pack
 from mxdraft.runtime import KV, Engine, Model, Sequence
 from mxdraft.ship.build import sources
 from numpy.typing import NDArray
-from test_speculation import PROPOSERS, Knowing, set_costs
+from test_speculation import set_costs
 
 REFERENCE = "avx2,avx512,neon,dotprod,i8mm"  # the mask that leaves the scalar reference
 QUANTIZED: tuple[KV, ...] = ("int8", "mxfp4", "tiered")

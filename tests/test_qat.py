@@ -23,7 +23,7 @@ from mxdraft.measure.quality import Quality, log_softmax  # noqa: E402
 from mxdraft.measure.sensitivity import by_kind, by_layer, groups, sensitivity  # noqa: E402
 from mxdraft.train.corpus import repetition  # noqa: E402
 from mxdraft.train.data import read_windows  # noqa: E402
-from mxdraft.train.delta import apply_delta  # noqa: E402
+from mxdraft.train.delta import TrainedBase, apply_delta  # noqa: E402
 from mxdraft.train.fakequant import MXLinear, fake_quant_activations, round_e2m1  # noqa: E402
 from mxdraft.train.loss import distillation_loss, measure_quality  # noqa: E402
 from mxdraft.train.model import Llama  # noqa: E402
@@ -200,7 +200,7 @@ def test_quantized_student_is_the_dequantized_plane(checkpoint: Checkpoint) -> N
     student = Llama(checkpoint)
     tokens = torch.arange(32).view(2, 16)
     start_quantized(student, "compensate", tokens)
-    base = student.trained_base({})
+    base = TrainedBase(student.planes(), student.norm_arrays(), {})
     dequantized = {name: mx.dequantize(plane) for name, plane in base.planes.items()}
     plain = Llama(replace(checkpoint, tensors=checkpoint.tensors | dequantized))
     assert torch.equal(student(tokens), plain(tokens))

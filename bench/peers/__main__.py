@@ -50,9 +50,9 @@ _path = click.Path(path_type=Path)
     "-t", "threads", type=click.IntRange(1, 64), help="Threads of both; default: what `info` tells."
 )
 @click.option("--repeat", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--prompts", type=_path, help="JSON lines with turns: also generate behind the first of each.")
+@click.option("--prompts", type=_path, help="JSON lines with turns: also generate after the first of each.")
 @click.option("--task", default="chat", show_default=True, help="Of the prompts, those of this task.")
-@click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="Behind each prompt.")
+@click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="After each prompt.")
 @click.option("--json", "json_path", type=_path, help="Write the results to this file.")
 @click.option("--plot", "plot_path", type=_path, help="Draw them: .svg or .png.")
 def main(bundle: Path, json_path: Path | None, plot_path: Path | None, **options: Any) -> None:
@@ -86,7 +86,7 @@ def run(
     tokens: int,
     work: Workload = WORK,
 ) -> tuple[dict[str, Any], dict[str, dict[str, list[float]]]]:
-    """The report as written by --json, and the samples in it.
+    """Measure; returns the report as written by --json, and the samples in it.
 
     Raises RefusedError if bundle and weights are not of the same source.
     """
@@ -125,7 +125,7 @@ def run(
 
 
 def first_turns(path: Path, task: str) -> list[str]:
-    """The prompts of a task in a Spec-Bench file. Raises RefusedError, also where there is none."""
+    """Read the prompts of a task from a Spec-Bench file. Raises RefusedError, also where there is none."""
     turns = [prompt.text for prompt in read_prompts(path, 0) if prompt.task == task]
     if not turns:
         raise RefusedError(f"{path} has no prompt of task '{task}'")
@@ -133,7 +133,7 @@ def first_turns(path: Path, task: str) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What a speed depends on, as far as the system tells."""
+    """Tell what a speed depends on, as far as the system says."""
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     name = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return {

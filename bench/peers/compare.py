@@ -45,7 +45,7 @@ Samples = dict[str, dict[str, list[float]]]
 
 
 def measure(peers: dict[str, Peer], work: Workload, vocab: int, repeat: int) -> Samples:
-    """Tokens a second of each measure and peer, once a repetition, after one that only warms up.
+    """Take tokens a second of each measure and peer, once a repetition, after one that only warms up.
 
     Who goes first changes with every repetition, so that heat and neighbours meet both alike.
     """
@@ -70,7 +70,7 @@ def measure(peers: dict[str, Peer], work: Workload, vocab: int, repeat: int) -> 
 
 
 def ratios(samples: Samples) -> dict[str, float]:
-    """Median of ours by median of theirs, for each measure."""
+    """Divide the median of ours by the median of theirs, for each measure."""
     return {
         name: statistics.median(of_peer[OURS]) / statistics.median(of_peer[THEIRS])
         for name, of_peer in samples.items()
@@ -116,7 +116,7 @@ def measure_prompts(peers: dict[str, Peer], prompts: list[list[int]], tokens: in
 
 
 def table(samples: Samples) -> str:
-    """Medians, least and greatest values, and the ratios, for people."""
+    """Show medians, least and greatest values, and the ratios, for people."""
     lines = [f"{'tok/s':<12}{OURS:>28}{THEIRS:>28}{'ratio':>8}"]
     for name, of_peer in samples.items():
         cells = [
@@ -128,7 +128,8 @@ def table(samples: Samples) -> str:
 
 
 def plot(samples: Samples, title: str, path: Path) -> None:
-    """One panel a measure: repetitions as dots, medians as bars. The suffix of ``path`` is the format."""
+    """Draw one panel a measure: repetitions as dots, medians as bars. The suffix of ``path`` is the
+    format."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")

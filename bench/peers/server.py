@@ -22,7 +22,7 @@ WARNING, ERROR = 3, 4  # ggml_log_level
 
 @lc.llama_log_callback  # type: ignore[untyped-decorator]
 def log(level: int, message: bytes, _data: object) -> None:
-    """Only what is wrong: llama.cpp tells much while it runs."""
+    """Pass on only what is wrong: llama.cpp tells much while it runs."""
     if level in (WARNING, ERROR):
         sys.stderr.write(message.decode(errors="replace"))
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from mxdraft.bundle.tiles import tiled_nbytes
-from mxdraft.checkpoint import Dimensions
+from mxdraft.checkpoint import Dimensions, layer_tensors
 from mxdraft.mx import Format
 
 MAGIC = b"\x89MXB\r\n\x1a\n"
@@ -184,18 +184,10 @@ def align(offset: int, alignment: int) -> int:
 
 
 def _layer_tensors(config: Dimensions, layer: int) -> Iterator[TensorSpec]:
-    c = config
-    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    prefix = f"model.layers.{layer}."
-    yield prefix + "self_attn.q_proj.weight", MXFP4T, (q, c.hidden)
-    yield prefix + "self_attn.k_proj.weight", MXFP4T, (kv, c.hidden)
-    yield prefix + "self_attn.v_proj.weight", MXFP4T, (kv, c.hidden)
-    yield prefix + "self_attn.o_proj.weight", MXFP4T, (c.hidden, q)
-    yield prefix + "mlp.gate_proj.weight", MXFP4T, (c.ffn, c.hidden)
-    yield prefix + "mlp.up_proj.weight", MXFP4T, (c.ffn, c.hidden)
-    yield prefix + "mlp.down_proj.weight", MXFP4T, (c.hidden, c.ffn)
-    yield prefix + "input_layernorm.weight", F32, (1, c.hidden)
-    yield prefix + "post_attention_layernorm.weight", F32, (1, c.hidden)
+    """Matrices, then norms."""
+    shapes = layer_tensors(config, layer)
+    yield from ((name, MXFP4T, (shape[0], shape[1])) for name, shape in shapes.items() if len(shape) == 2)
+    yield from ((name, F32, (1, shape[0])) for name, shape in shapes.items() if len(shape) == 1)
 
 
 def _padded(values: Sequence[float], length: int) -> list[float]:

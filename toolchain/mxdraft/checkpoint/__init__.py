@@ -20,6 +20,7 @@ from mxdraft.checkpoint.model import (
     check_config,
     check_dimensions,
     expected_tensors,
+    layer_tensors,
 )
 from mxdraft.checkpoint.tokenizer import BYTE_ALPHABET, PreTokenizer, TokenizerSpec, tokenizer_json
 from mxdraft.errors import RefusedError, TransferError
@@ -35,6 +36,7 @@ __all__ = [
     "check_config",
     "check_dimensions",
     "expected_tensors",
+    "layer_tensors",
     "load_checkpoint",
     "tokenizer_json",
 ]

@@ -55,23 +55,31 @@ class Checkpoint:
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that ``config`` asks for, in order of execution."""
-    hidden, q_rows, kv_rows = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, config.hidden)}
     for layer in range(config.layers):
-        prefix = f"model.layers.{layer}."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "self_attn.q_proj.weight"] = (q_rows, hidden)
-        shapes[prefix + "self_attn.k_proj.weight"] = (kv_rows, hidden)
-        shapes[prefix + "self_attn.v_proj.weight"] = (kv_rows, hidden)
-        shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q_rows)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[prefix + "mlp.gate_proj.weight"] = (config.ffn, hidden)
-        shapes[prefix + "mlp.up_proj.weight"] = (config.ffn, hidden)
-        shapes[prefix + "mlp.down_proj.weight"] = (hidden, config.ffn)
-    shapes["model.norm.weight"] = (hidden,)
+        shapes |= layer_tensors(config, layer)
+    shapes["model.norm.weight"] = (config.hidden,)
     if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab, hidden)
+        shapes["lm_head.weight"] = (config.vocab, config.hidden)
     return shapes
+
+
+def layer_tensors(config: Dimensions, layer: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a layer, in order of execution."""
+    hidden, ffn = config.hidden, config.ffn
+    q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (q_rows, hidden),
+        "self_attn.k_proj": (kv_rows, hidden),
+        "self_attn.v_proj": (kv_rows, hidden),
+        "self_attn.o_proj": (hidden, q_rows),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (ffn, hidden),
+        "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+    }
+    return {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def check_dimensions(config: Dimensions) -> None:

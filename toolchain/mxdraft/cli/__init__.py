@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _usage_message(error: click.UsageError) -> str:
-    """click's message, except where the device's CLI has a plainer one."""
+    """Return click's message, except where the device's CLI has a plainer one."""
     if isinstance(error, click.NoSuchOption):
         return f"unknown option '{error.option_name}'"
     if isinstance(error, click.MissingParameter) and error.param is not None:

@@ -1,4 +1,4 @@
-"""Options that several commands share, as docs/cli.md has them (mirror: runtime/cli/options.c)."""
+"""Options that several commands share, as docs/cli.md has them (its twin in C: runtime/cli/options.c)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = click.Path(path_type=Path)
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """An option type: a whole number in decimal digits, nothing around it."""
+    """Make an option type: a whole number in decimal digits, nothing around it."""
 
     def parse(value: str) -> int:
         if re.fullmatch(r"[0-9]{1,20}", value) and low <= int(value) <= high:
@@ -32,7 +32,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def real(low: float, high: float) -> Callable[[str], float]:
-    """An option type: a decimal number; no sign, infinity, NaN or hexadecimal."""
+    """Make an option type: a decimal number; no sign, infinity, NaN or hexadecimal."""
 
     def parse(value: str) -> float:
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", value) and low <= float(value) <= high:
@@ -46,7 +46,7 @@ def real(low: float, high: float) -> Callable[[str], float]:
 def word_option(
     name: str, words: tuple[str, ...], default: str, text: str, parameter: str | None = None
 ) -> Callable[[Command], Command]:
-    """An option that takes one of a few words; ``parameter``: the command's name for it, if it is another."""
+    """Make an option that takes one of a few words; ``parameter``: another name for the command."""
 
     def parse(value: str) -> str:
         if value in words:
@@ -59,7 +59,7 @@ def word_option(
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several decorators as one; --help lists their options in this order."""
+    """Join several decorators into one; --help lists their options in this order."""
 
     def decorate(command: Command) -> Command:
         for decorator in reversed(decorators):
@@ -153,7 +153,8 @@ def open_engine(model: Model, **options: Unpack[EngineOptions]) -> Engine:
 
 
 def know_costs(engine: Engine) -> None:
-    """Take what steps cost on this machine from the user's cache, or measure it: draft lengths rest on it."""
+    """Tell the engine what steps cost on this machine, from the user's cache or measured now: draft lengths
+    rest on it."""
     cache = None
     with contextlib.suppress(OSError, RuntimeError):  # no home; what cannot be kept is measured each time
         cache = default_cache()

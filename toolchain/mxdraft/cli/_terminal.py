@@ -43,6 +43,11 @@ def emit(data: bytes) -> None:
         raise TransferError(f"cannot write to standard output: {error.strerror}") from error
 
 
+def print_line(text: object) -> None:
+    """Write a line to stdout; a path in it may hold what is not UTF-8."""
+    emit(f"{text}\n".encode("utf-8", "surrogateescape"))
+
+
 def note(line: str) -> None:
     """Write a line to stderr. Losing it is no reason to stop."""
     with contextlib.suppress(OSError):
@@ -50,7 +55,7 @@ def note(line: str) -> None:
 
 
 def read_text(text: str | None, path: str | None, stdin: str | None) -> bytes:
-    """The prompt's bytes from exactly one of -p TEXT, -f FILE and -."""
+    """Read the prompt's bytes from exactly one of -p TEXT, -f FILE and -."""
     if stdin not in (None, "-"):
         raise UsageError(f"unexpected argument '{stdin}'")
     if [text, path, stdin].count(None) != 2:

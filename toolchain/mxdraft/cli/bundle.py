@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxdraft.cli._options import PATH, word_option
-from mxdraft.cli._terminal import emit
+from mxdraft.cli._terminal import print_line
 from mxdraft.runtime import Engine, Model
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def fetch(name: str, cache: Path | None, no_progress: bool) -> None:
     """Get a model's weights, checked against their hash, and print the path of the file."""
     from mxdraft.checkpoint.fetch import fetch as fetch_model
 
-    _emit_line(fetch_model(name, cache, progress=not no_progress))
+    print_line(fetch_model(name, cache, progress=not no_progress))
 
 
 @click.command(epilog="Example: mxdraft export model.gguf -o build/smollm2-135m")
@@ -50,7 +50,7 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
     if drafting is not None:
         paths += export_drafter(drafting, directory).values()
     for path in paths:
-        _emit_line(path)
+        print_line(path)
 
 
 @click.command(epilog="Example: mxdraft pack build/smollm2-135m -o build/smollm2-135m.mxb")
@@ -63,7 +63,7 @@ def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None
     from mxdraft.pack import pack as pack_bundle
 
     pack_bundle(directory, bundle, digest=_golden_digests, text=text, schedule=schedule)
-    _emit_line(bundle)
+    print_line(bundle)
 
 
 @click.command(epilog="Example: mxdraft inspect build/smollm2-135m.mxb --json")
@@ -91,7 +91,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
         "provenance": opened.provenance,
     }
     if as_json:
-        _emit_line(json.dumps(report))
+        print_line(json.dumps(report))
         return
     lines = [" ".join(f"{key}={value}" for key, value in report["config"].items()), "", "SECTION"]
     lines += [
@@ -104,7 +104,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
         for t in report["tensors"]
     ]
     lines += ["", "PROVENANCE", json.dumps(report["provenance"], indent=1)]
-    _emit_line("\n".join(lines))
+    print_line("\n".join(lines))
 
 
 def _golden_digests(bundle: Path) -> tuple[str, str | None]:
@@ -115,7 +115,3 @@ def _golden_digests(bundle: Path) -> tuple[str, str | None]:
             return base, None
         with Engine(model, precision="full") as engine:
             return base, engine.verify().digest
-
-
-def _emit_line(text: object) -> None:
-    emit(f"{text}\n".encode("utf-8", "surrogateescape"))

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mxdraft.cli._options import PATH, whole
-from mxdraft.cli._terminal import emit, note
+from mxdraft.cli._terminal import emit, note, print_line
 from mxdraft.errors import TransferError, UsageError
 from mxdraft.files import write_json
 
@@ -43,7 +43,8 @@ def build(target: str, wheel: bool, streamline: Path | None) -> None:
     paths = build_target(target, streamline=streamline)
     if wheel:
         paths.append(build_wheel(target))
-    emit("".join(f"{path}\n" for path in paths).encode("utf-8", "surrogateescape"))
+    for path in paths:
+        print_line(path)
 
 
 @click.command(
@@ -92,7 +93,7 @@ def deploy(
         path = archive or REPOSITORY / "build" / f"mxdraft-{target}.tar.gz"
         write_archive(prepare(target, bundle), f"mxdraft-{target}", path)
         note(f"copy it to the device; there: tar xf {path.name} && mxdraft-{target}/install.sh")
-        emit(f"{path}\n".encode("utf-8", "surrogateescape"))
+        print_line(path)
         return
     if hosts_file:
         fleet = read_hosts(hosts_file, target, dest)
@@ -181,7 +182,8 @@ def _print_table(reports: list[dict[str, Any]]) -> None:
 
 
 def _print_results(results: dict[str, str]) -> None:
-    emit("".join(f"{key} {value}\n" for key, value in results.items()).encode("utf-8", "surrogateescape"))
+    for key, value in results.items():
+        print_line(f"{key} {value}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from mxdraft.cli._options import (
     whole,
     word_option,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note
+from mxdraft.cli._terminal import Interrupt, emit, note, print_line
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Draft, EngineOptions, Model, cpu_describe, default_threads, version
@@ -54,7 +54,7 @@ def verify(
         raise UsageError("--quick, --onnx, --html and --json need --full")
     with Model(bundle) as model, open_engine(model, **engine | {"max_rows": chunk}) as opened:
         result = opened.verify()
-    emit(result.digest.encode("ascii") + b"\n")
+    print_line(result.digest)
     if not result.matches:
         raise NumericError(result.message)
 
@@ -77,7 +77,7 @@ def _verify_full(
         for precision in packed if options["precision"] == "auto" else [options["precision"]]:
             with open_engine(model, **options | {"precision": precision, "max_rows": chunk}) as engine:
                 results.append(verify_precision(engine, onnx, quick, note))
-            emit(f"{results[-1].summary()}\n".encode())
+            print_line(results[-1].summary())
     content = verification_report(results, bundle, onnx)
     for path, text in ((html, verification_page(content)), (json_path, json.dumps(content, indent=1))):
         if path is not None:
@@ -152,4 +152,4 @@ def info(bundle: str | None, cpu: bool) -> None:
                 f"provenance {i.provenance}",
                 plan_line(model.plan()),
             ]
-    emit("\n".join(lines).encode("utf-8", "surrogateescape") + b"\n")
+    print_line("\n".join(lines))

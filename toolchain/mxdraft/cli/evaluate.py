@@ -19,7 +19,7 @@ from mxdraft.cli._options import (
     whole,
     word_option,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note
+from mxdraft.cli._terminal import Interrupt, note, print_line
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import write_json
 from mxdraft.measure.acceptance import MeanInterval
@@ -100,9 +100,9 @@ def quality(
             progress = ", ".join(f"{name} KL {q.kl:.4f}" for name, q in sums.items())
             note(f"{sums['teacher'].positions}/{len(ids)} tokens: {progress}")
     results = {name: q.report() for name, q in sums.items()}
-    emit(f"{'':<10}{'KL':>9}{'agreement':>12}{'perplexity':>12}\n".encode())
+    print_line(f"{'':<10}{'KL':>9}{'agreement':>12}{'perplexity':>12}")
     for name, r in results.items():
-        emit(f"{name:<10}{r['kl']:>9.4f}{r['agreement']:>12.2%}{r['perplexity']:>12.3f}\n".encode())
+        print_line(f"{name:<10}{r['kl']:>9.4f}{r['agreement']:>12.2%}{r['perplexity']:>12.3f}")
     if json_path:
         write_json(json_path, {"results": results, "ctx": ctx, "bundle": bundle})
 
@@ -147,11 +147,11 @@ def sensitivity(
         row = vars(part) | vars(part.quality) | {"kl_per_mib": part.kl_per_mib}
         found.append({key: value for key, value in row.items() if key != "quality"})
         note(f"{len(found)}/{len(asked)} {part.group}: KL {part.quality.kl:.4f}")
-    emit(f"{'':<20}{'MXFP4 MiB':>11}{'MXINT8 MiB':>11}{'KL':>9}{'agreement':>11}{'KL a MiB':>11}\n".encode())
+    print_line(f"{'':<20}{'MXFP4 MiB':>11}{'MXINT8 MiB':>11}{'KL':>9}{'agreement':>11}{'KL a MiB':>11}")
     for row in found:
         sizes = "".join(f"{row[key] / 2**20:>11.2f}" for key in ("mxfp4_bytes", "mxint8_bytes"))
         numbers = f"{row['kl']:>9.4f}{row['agreement']:>11.2%}{row['kl_per_mib']:>11.4f}"
-        emit(f"{row['group']:<20}{sizes}{numbers}\n".encode())
+        print_line(f"{row['group']:<20}{sizes}{numbers}")
     if json_path:
         facts = {"start": start, "tokens": windows.size, "ctx": ctx, "weights": checkpoint.source_sha256}
         write_json(json_path, {"results": found, **facts})
@@ -191,7 +191,7 @@ def speculation(
 ) -> None:
     """Speed of each drafter beside the first one, prompt by prompt in turns; all must write the same text."""
     from mxdraft.measure.acceptance import read_prompts
-    from mxdraft.measure.speculation import generate_in_turns, speed_report
+    from mxdraft.measure.speculation import compare_drafters, speed_report
 
     for draft in drafts:
         if draft not in get_args(Draft):
@@ -205,22 +205,20 @@ def speculation(
         for draft, engine in engines.items():
             if draft != "off":
                 engine.measure_costs()
-        for run in generate_in_turns(model, engines, chosen, limit, temperature=temp):
+        for run in compare_drafters(model, engines, chosen, limit, temperature=temp):
             runs.append(run)
             speeds = ", ".join(f"{draft} {run.speed(draft):.1f}" for draft in engines)
             note(f"{len(runs)}/{len(chosen)} {run.prompt.task}: {run.tokens} tokens, tok/s: {speeds}")
     if not runs:
         raise RefusedError(f"{prompts}: no prompt of these tasks made more than one token")
     results = speed_report(runs, list(engines))
-    emit(
-        f"{'':<18}{'draft':<8}{'tok/s':>8}{'speedup':>9}{'total':>7}{'tok/step':>10}{'accepted':>10}\n".encode()
-    )
+    print_line(f"{'':<18}{'draft':<8}{'tok/s':>8}{'speedup':>9}{'total':>7}{'tok/step':>10}{'accepted':>10}")
     for group, values in results.items():
         for draft in engines:
             r = values[draft]
-            emit(
+            print_line(
                 f"{group:<18}{draft:<8}{r['decode_tok_per_s']:>8.1f}{r['speedup']:>9.2f}{r['total_speedup']:>7.2f}"
-                f"{r['tokens_per_step']:>10.2f}{r['accepted']:>10.1%}\n".encode()
+                f"{r['tokens_per_step']:>10.2f}{r['accepted']:>10.1%}"
             )
     if json_path:
         facts = {"bundle": bundle, "threads": plan.threads, "precision": plan.precision, "tokens": limit}
@@ -353,7 +351,7 @@ def origin(
     with Model(bundle) as model:
         results = evaluate_origin(model, schedule, text, tokens, quick, threads, note)
     for line in _origin_lines(results):
-        emit(f"{line}\n".encode())
+        print_line(line)
     if json_path:
         write_json(json_path, results | {"bundle": bundle, "quick": quick})
     if plot_path:
@@ -416,7 +414,7 @@ def _origin_lines(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _named(drafter: str) -> tuple[str, Path]:
-    """Name and path of NAME=FILE; a file alone is called by its stem."""
+    """Split NAME=FILE into name and path; a file alone is called by its stem."""
     name, separator, path = drafter.rpartition("=")
     return (name, Path(path)) if separator else (Path(drafter).stem, Path(drafter))
 
@@ -425,19 +423,19 @@ def _emit_acceptance(drafter: str, by_group: dict[str, dict[str, dict[str, Any]]
     depth = len(next(iter(by_group.values()))["drafter"]["tau"])
     taus = "".join(f"  tau {k}" for k in range(1, depth + 1))
     alphas = "".join(f" alpha {k}" for k in range(1, depth + 1))
-    emit(f"{drafter:<18}{'method':<9}{'texts':>6}{taus}{alphas}  speed-up\n".encode())
+    print_line(f"{drafter:<18}{'method':<9}{'texts':>6}{taus}{alphas}  speed-up")
     for group, by_method in by_group.items():
         for method, m in by_method.items():
             numbers = "".join(f"{t:7.3f}" for t in m["tau"].values())
             numbers += "".join(f"{a:8.3f}" for a in m["alpha"])
             best = f"{m['speed_up']:8.3f} at {m['speed_up_depth']}"
-            emit(f"{group:<18}{method:<9}{m['rollouts']:>6}{numbers}{best}\n".encode())
+            print_line(f"{group:<18}{method:<9}{m['rollouts']:>6}{numbers}{best}")
 
 
 def _emit_gains(drafter: str, reference: str, by_group: dict[str, dict[str, MeanInterval]]) -> None:
     measures = list(next(iter(by_group.values())))
     heading = "".join(f"{measure.removesuffix('_everywhere'):>25}" for measure in measures)
-    emit(f"{f'{drafter} - {reference}':<18}{heading}\n".encode())
+    print_line(f"{f'{drafter} - {reference}':<18}{heading}")
     for group, by_measure in by_group.items():
         gains = "".join(f"{g.mean:+9.3f} ({g.low:+.3f} {g.high:+.3f})" for g in by_measure.values())
-        emit(f"{group:<18}{gains}\n".encode())
+        print_line(f"{group:<18}{gains}")

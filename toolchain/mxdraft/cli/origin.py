@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mxdraft.cli._options import PATH, model_option, threads_option, whole
-from mxdraft.cli._terminal import Interrupt, emit, note
+from mxdraft.cli._terminal import Interrupt, note, print_line
 from mxdraft.files import replacing
 from mxdraft.runtime import Model
 
@@ -43,9 +43,9 @@ def calibrate(
     if plot_path:
         plot_calibration(fitted, found, trace, plot_path)
     weights = fitted.precision
-    emit(
+    print_line(
         f"score = {weights.alpha:.3f} doubt + {weights.beta:.3f} attention + {weights.gamma:.3f} history "
         f"+ {weights.bias:.3f}\nheld out: {found['rows']} rows, {found['flips']:.1%} flip, "
         f"AUC {found['auc']:.3f} (margin alone {found['auc_margin']:.3f}), "
-        f"balanced accuracy {found['accuracy']:.1%}\n".encode()
+        f"balanced accuracy {found['accuracy']:.1%}"
     )

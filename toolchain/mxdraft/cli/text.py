@@ -27,7 +27,7 @@ from mxdraft.cli._options import (
     stats_option,
     text_options,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, read_text, write_all
+from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, print_line, read_text, write_all
 from mxdraft.errors import CapacityError, TransferError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Engine, EngineOptions, Model, Sequence
@@ -142,7 +142,7 @@ def tokenize(
             emit(model.decode(_parse_id(word) for word in data.split()))
         else:
             ids = _chat_ids(model, [], data) if chat else model.encode(data)
-            emit(" ".join(map(str, ids)).encode("ascii") + b"\n")
+            print_line(" ".join(map(str, ids)))
 
 
 @click.command(
@@ -184,9 +184,9 @@ def trace(
     interrupt = Interrupt()
     recorded = {name: value for name, value in asked.items() if name not in ("text", "file", "stdin")}
     with _opened(bundle, asked) as (sequence, ids):
-        beside = _full_precision(sequence.engine, ids) if full else None
+        choices = _full_precision(sequence.engine, ids) if full else None
         sequence.prompt(ids)
-        _record(sequence, beside, output, recorded | {"full": full}, interrupt)
+        _record(sequence, choices, output, recorded | {"full": full}, interrupt)
     if html is not None:
         _write_page(output, html)
     if interrupt.requested:
@@ -194,7 +194,7 @@ def trace(
 
 
 def _full_precision(engine: Engine, ids: list[int]) -> FullPrecision:
-    """What full precision chooses beside this engine, behind a prompt."""
+    """Open an engine like ``engine`` at full precision, to ask what it chooses after a prompt."""
     from mxdraft.trace.record import FullPrecision
 
     plan = engine.plan
@@ -275,7 +275,7 @@ def _opening(system: str | None) -> list[tuple[str, bytes]]:
 
 @contextmanager
 def _opened(bundle: str, asked: _PromptOptions) -> Iterator[tuple[Sequence, list[int]]]:
-    """A sequence, and the ids of the prompt that it is to get."""
+    """Open a sequence; gives it with the ids of the prompt that it is to get."""
     if asked["raw"] and asked["system"] is not None:
         raise UsageError("--system needs the chat template: leave out --raw")
     prompt = read_text(asked["text"], asked["file"], asked["stdin"])
@@ -290,7 +290,7 @@ def _opened(bundle: str, asked: _PromptOptions) -> Iterator[tuple[Sequence, list
 
 
 def _raw_ids(model: Model, prompt: bytes) -> list[int]:
-    """The text's tokens and nothing else; of an empty text, the BOS token."""
+    """Return the text's tokens and nothing else; of an empty text, the BOS token."""
     ids = model.encode(prompt)
     if ids:
         return ids
@@ -316,7 +316,7 @@ def _stream(sequence: Sequence, interrupt: Interrupt, explain: bool = False) -> 
 
 
 def _explained(sequence: Sequence, origin: bytearray) -> bytes:
-    """The step's text, drafted and accepted parts in green.
+    """Return the step's text, drafted and accepted parts in green.
 
     ``origin`` holds a byte for each byte of text that the sequence holds back: 1 if it was drafted.
     """
@@ -336,7 +336,8 @@ def _explained(sequence: Sequence, origin: bytearray) -> bytes:
 def _turn(
     sequence: Sequence, messages: list[tuple[str, bytes]], line: bytes, interrupt: Interrupt, stats: str
 ) -> int:
-    """One exchange, added to ``messages``; one that does not fit is dropped. Returns the exit code so far."""
+    """Hold one exchange and add it to ``messages``; one that does not fit is dropped. Returns the exit code
+    so far."""
     ids = _chat_ids(sequence.engine.model, messages, line)
     held = sequence.tokens
     # What the conversation shares with the tokens already processed is kept; the last token must run again.
@@ -359,7 +360,7 @@ def _turn(
 
 
 def _read_line(stdin: BinaryIO) -> bytes | None:
-    """The next line without its end, None at the end of input."""
+    """Read the next line without its end, None at the end of input."""
     if os.isatty(0):
         write_all(2, b"> ")
     line = stdin.readline()

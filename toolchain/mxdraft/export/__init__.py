@@ -7,27 +7,7 @@ runner.py     an exported graph on onnxruntime
 """
 
 from mxdraft.export.draft import export_drafter
-from mxdraft.export.graph import (
-    DATA_FILE,
-    GENERATION_FILE,
-    MODEL_FILES,
-    TEMPLATE_FILE,
-    TOKENIZER_FILE,
-    Precision,
-    export_model,
-    initializer_names,
-)
+from mxdraft.export.graph import export_model
 from mxdraft.export.runner import OnnxRunner
 
-__all__ = [
-    "DATA_FILE",
-    "GENERATION_FILE",
-    "MODEL_FILES",
-    "TEMPLATE_FILE",
-    "TOKENIZER_FILE",
-    "OnnxRunner",
-    "Precision",
-    "export_drafter",
-    "export_model",
-    "initializer_names",
-]
+__all__ = ["OnnxRunner", "export_drafter", "export_model"]

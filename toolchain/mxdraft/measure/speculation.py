@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from mxdraft.errors import NumericError
 from mxdraft.measure.acceptance import LOW_REPETITION, Prompt
 from mxdraft.runtime import Draft, Engine, Model, Timeline
 from mxdraft.train.corpus import repetition
+
+Name = TypeVar("Name", bound=str)
 
 
 @dataclass
@@ -22,38 +24,47 @@ class PromptRun:
     prompt: Prompt
     tokens: int
     repetition: float
-    stats: dict[Draft, dict[str, Any]] = field(default_factory=dict)
+    stats: dict[Draft, dict[str, Any]]
 
     def speed(self, draft: Draft) -> float:
         return float(self.stats[draft]["decode_tok_per_s"])
 
 
-def generate_in_turns(
-    model: Model, engines: dict[Draft, Engine], prompts: Iterable[Prompt], tokens: int, **sampling: Any
-) -> Iterator[PromptRun]:
+def in_turns(
+    model: Model, engines: Mapping[Name, Engine], prompts: Iterable[str], tokens: int, **sampling: Any
+) -> Iterator[dict[Name, tuple[list[int], dict[str, Any]]]]:
     """Generate up to ``tokens`` tokens for each prompt with each engine, each time beginning with another.
 
-    Raises NumericError if a drafter changes the output: that must not happen.
+    Yields, for each prompt, tokens and statistics by engine.
     """
     order = list(engines)
     for index, prompt in enumerate(prompts):
-        ids = model.chat([("user", prompt.text)])
-        run: PromptRun | None = None
-        expected: list[int] = []
-        for draft in order[index % len(order) :] + order[: index % len(order)]:
-            with Timeline(engines[draft], max_tokens=tokens, **sampling) as sequence:
+        ids = model.chat([("user", prompt)])
+        made = {}
+        for name in order[index % len(order) :] + order[: index % len(order)]:
+            with Timeline(engines[name], max_tokens=tokens, **sampling) as sequence:
                 for _ in sequence.generate(ids):
                     pass
-                generated = sequence.tokens[len(ids) :]
-                if run is None:
-                    expected = generated
-                    run = PromptRun(prompt, len(generated), repetition(np.array(generated)))
-                if generated != expected:
-                    raise NumericError(f"--draft {draft} changed the output of {prompt.text!r}")
-                run.stats[draft] = sequence.stats
-        assert run is not None
-        if run.tokens > 1:  # else there was no decode step
-            yield run
+                made[name] = sequence.tokens[len(ids) :], sequence.stats
+        yield made
+
+
+def compare_drafters(
+    model: Model, engines: dict[Draft, Engine], prompts: Sequence[Prompt], tokens: int, **sampling: Any
+) -> Iterator[PromptRun]:
+    """Run each prompt through each engine in turns.
+
+    Raises NumericError if a drafter changes the output: that must not happen.
+    """
+    texts = [prompt.text for prompt in prompts]
+    for prompt, made in zip(prompts, in_turns(model, engines, texts, tokens, **sampling), strict=True):
+        expected, _ = next(iter(made.values()))
+        for draft, (generated, _) in made.items():
+            if generated != expected:
+                raise NumericError(f"--draft {draft} changed the output of {prompt.text!r}")
+        if len(expected) > 1:  # else there was no decode step
+            stats = {draft: stats for draft, (_, stats) in made.items()}
+            yield PromptRun(prompt, len(expected), repetition(np.array(expected)), stats)
 
 
 def summary(runs: Sequence[PromptRun], drafts: Sequence[Draft]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ function differs(token) {
 // The same keys as summary() of page.py.
 function summarize(tokens, looks, bytes) {
   const count = (test) => tokens.filter((token, i) => test(token, looks[i], i)).length;
-  const behind = tokens.length - 1;
+  const decoded = tokens.length - 1;
   const base = count((t, look, i) => i > 0 && (look === "none" || look === "core"));
   const full = count((t, look, i) => i > 0 && look !== "none");
   const known = count((t) => differs(t) !== null);
@@ -48,7 +48,7 @@ function summarize(tokens, looks, bytes) {
     due: count((t, look) => look === "due"),
     all: count((t, look) => look === "all"),
     none: count((t, look) => look === "none"),
-    bytes: behind > 0 ? (bytes.base * base + bytes.full * full) / behind : null,
+    bytes: decoded > 0 ? (bytes.base * base + bytes.full * full) / decoded : null,
     differences: known ? count((t) => differs(t)) : null,
     caught: count((t, look) => differs(t) && look !== "none"),
     missed: count((t, look) => differs(t) && look === "none"),

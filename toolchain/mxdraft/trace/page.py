@@ -57,10 +57,10 @@ def summary(trace: Trace) -> dict[str, Any]:
     """
     tokens = trace.tokens
     looks = Counter(token["look"] for token in tokens)
-    later = [token["look"] for token in tokens[1:]]
+    decoded = [token["look"] for token in tokens[1:]]
     planes = trace.run["weight_bytes"]
     read = sum(
-        planes["base"] * (look in ("none", "core")) + planes["full"] * (look != "none") for look in later
+        planes["base"] * (look in ("none", "core")) + planes["full"] * (look != "none") for look in decoded
     )
     known = [t for t in tokens if t.get("full_token") is not None and t["base_token"] is not None]
     differences = [t for t in known if t["base_token"] != t["full_token"]]
@@ -68,7 +68,7 @@ def summary(trace: Trace) -> dict[str, Any]:
     return {
         "tokens": len(tokens),
         **{look: looks[look] for look in ("core", "due", "all", "none")},
-        "bytes": read / len(later) if later else None,
+        "bytes": read / len(decoded) if decoded else None,
         "drafted": sum(token["drafted"] for token in tokens),
         "tiers": dict(Counter(str(t["tier"]) for t in tokens if t.get("tier") is not None)),
         "differences": len(differences) if known else None,

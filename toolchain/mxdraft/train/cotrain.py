@@ -28,6 +28,7 @@ from mxdraft.train.features import Features, bundle_target, pad
 from mxdraft.train.loss import distillation_loss
 from mxdraft.train.model import Llama
 from mxdraft.train.recipe import DraftRecipe, read_recipe
+from mxdraft.train.run import adamw
 from mxdraft.train.start import latent_bounds
 
 
@@ -72,12 +73,7 @@ class CoTrainer(DraftTrainer):
         self, recipe: DraftRecipe, texts: Path, target: Llama, teacher: Llama, directory: Path
     ) -> None:
         self.latents: list[Tensor] = [linear.weight for linear in target.linears().values()]
-        self.target_optimizer = torch.optim.AdamW(
-            [{"params": self.latents, "peak": recipe.target_lr}],
-            betas=(recipe.beta1, recipe.beta2),
-            weight_decay=0.0,
-            fused=True,
-        )
+        self.target_optimizer = adamw(recipe, {"params": self.latents, "peak": recipe.target_lr})
         super().__init__(recipe, texts, target, directory)
         self.teacher = teacher.to(self.device).requires_grad_(False)
         self.bounds = latent_bounds(self.teacher, self.target, recipe.reach, recipe.latent_clip)
@@ -113,7 +109,7 @@ class CoTrainer(DraftTrainer):
     def trained_target(self) -> TrainedBase:
         """Return what the target has become, with the recipe, the steps taken and the results."""
         meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": self.results()}
-        return self.target.trained_base(meta)
+        return TrainedBase(self.target.planes(), self.target.norm_arrays(), meta)
 
     def linears(self) -> list[MXLinear]:
         return [*super().linears(), *self.target.linears().values()]

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from mxdraft.checkpoint import ModelConfig
 from mxdraft.train.drafter import TrainedDrafter
 from mxdraft.train.fakequant import MXLinear, fake_quant_activations
-from mxdraft.train.model import Chain, Decoder, Llama, RMSNorm
-from mxdraft.train.start import search_scale
+from mxdraft.train.model import Chain, Decoder, Llama, MXModule, RMSNorm
+from mxdraft.train.start import start_rounded
 
 _RIDGE = 1e-3  # share of the mean diagonal that is added to it
 _TEMPER = 0.7  # of the first logits, which a linear guess makes too sure of themselves
 
 
-class DraftModel(nn.Module):
+class DraftModel(MXModule):
     """Reads residual streams [B, T, features, hidden] of a target and the tokens that follow them.
 
     Parameters are named as in runtime/BUNDLE.md.
@@ -62,17 +62,10 @@ class DraftModel(nn.Module):
         pair = torch.cat([self.embed_norm(embedded), self.state_norm(state)], -1)
         return self.input_proj(fake_quant_activations(pair))
 
-    def linears(self) -> dict[str, MXLinear]:
-        return {f"{name}.weight": m for name, m in self.named_modules() if isinstance(m, MXLinear)}
-
-    def norms(self) -> dict[str, nn.Parameter]:
-        return {f"{name}.weight": m.weight for name, m in self.named_modules() if isinstance(m, RMSNorm)}
-
     def start_quantized(self) -> None:
         """Read all weights through MXFP4 from now on."""
         for linear in self.linears().values():
-            scale = search_scale(linear.weight)
-            linear.start(linear.weight.detach() / scale.repeat_interleave(32, 1), scale)
+            start_rounded(linear)
 
     @torch.no_grad()
     def start(self, target: Llama, documents: list[tuple[Tensor, Tensor]]) -> None:

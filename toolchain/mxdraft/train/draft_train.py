@@ -23,7 +23,7 @@ from mxdraft.train.fakequant import MXLinear
 from mxdraft.train.features import Features, batches, bundle_target
 from mxdraft.train.model import Llama
 from mxdraft.train.recipe import DraftRecipe, read_recipe
-from mxdraft.train.run import TrainingRun
+from mxdraft.train.run import TrainingRun, adamw
 
 
 def train_drafter(
@@ -95,9 +95,7 @@ class DraftTrainer(TrainingRun):
         if not self.resume():
             sample = [self.training[i] for i in epoch_order(np.arange(len(self.training)), 0, recipe.seed)]
             self.model.start(self.target, [self.read(i) for i in sample[: recipe.ridge]])
-            if self.processes > 1:  # unlike machines may solve unlike
-                for tensor in self.model.state_dict().values():
-                    distributed.broadcast(tensor, 0)
+            self.share(self.model)
 
     # ---- one step ----
 
@@ -208,8 +206,8 @@ class DraftTrainer(TrainingRun):
         meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": self.results()}
         return TrainedDrafter(
             feature_layers=tuple(self.recipe.feature_layers),
-            planes={name: linear.mx() for name, linear in self.model.linears().items()},
-            norms={name: norm.detach().float().cpu().numpy() for name, norm in self.model.norms().items()},
+            planes=self.model.planes(),
+            norms=self.model.norm_arrays(),
             draft_ids=self.ids.cpu().numpy().astype(np.uint32),
             calibration=self.calibration(),
             source_sha256=source_sha256,
@@ -244,7 +242,7 @@ class DraftTrainer(TrainingRun):
             raise ValueError("it has another draft vocabulary")
         if state["quantized"]:
             self._quantize()
-        load_weights(self.model, state["model"])
+        self.model.load_weights(state["model"], state["quantized"])
         self.optimizer.load_state_dict(state["optimizer"])
 
     def _quantize(self) -> None:
@@ -257,13 +255,10 @@ class DraftTrainer(TrainingRun):
         matrices = [linear.weight for linear in self.model.linears().values()]
         decay = 0.0 if self.quantized else recipe.weight_decay
         peak = recipe.quantized_lr if self.quantized else recipe.lr
-        return torch.optim.AdamW(
-            [
-                {"params": matrices, "peak": peak, "weight_decay": decay},
-                {"params": list(self.model.norms().values()), "peak": recipe.norm_lr, "weight_decay": 0.0},
-            ],
-            betas=(recipe.beta1, recipe.beta2),
-            fused=True,
+        return adamw(
+            recipe,
+            {"params": matrices, "peak": peak, "weight_decay": decay},
+            {"params": list(self.model.norms().values()), "peak": recipe.norm_lr},
         )
 
     # ---- text ----
@@ -325,13 +320,6 @@ class DraftTrainer(TrainingRun):
     def _batch(self, step: int) -> list[int]:
         epoch, place = divmod(step, len(self.groups))
         return self.groups[epoch_order(np.arange(len(self.groups)), epoch, self.recipe.seed)[place]]
-
-
-def load_weights(model: DraftModel, state: dict[str, Tensor]) -> None:
-    """Put a checkpoint's weights, latents and scales into a model that reads its weights the same way."""
-    for name, linear in model.linears().items():
-        linear.scale = state.get(name.removesuffix("weight") + "scale")
-    model.load_state_dict(state)
 
 
 def extra_rows(tokens: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from mxdraft import mx
 from mxdraft.checkpoint import ModelConfig
 from mxdraft.checkpoint.reference import rope_tables
-from mxdraft.train.delta import TrainedBase
+from mxdraft.mx import MXTensor
 from mxdraft.train.fakequant import MXLinear, fake_quant_activations
 
 Quantizer = Callable[[Tensor], Tensor]
@@ -106,7 +106,33 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden, config.rms_eps)
 
 
-class Llama(nn.Module):
+class MXModule(nn.Module):
+    """A module whose linear layers can read their weights through MXFP4."""
+
+    def linears(self) -> dict[str, MXLinear]:
+        """List the quantizable layers by their weight's name, in order of execution."""
+        return {f"{name}.weight": m for name, m in self.named_modules() if isinstance(m, MXLinear)}
+
+    def norms(self) -> dict[str, nn.Parameter]:
+        """List the norms by their weight's name."""
+        return {f"{name}.weight": m.weight for name, m in self.named_modules() if isinstance(m, RMSNorm)}
+
+    def planes(self) -> dict[str, MXTensor]:
+        """Return the MXFP4 planes that ship."""
+        return {name: linear.mx() for name, linear in self.linears().items()}
+
+    def norm_arrays(self) -> dict[str, NDArray[np.float32]]:
+        """Return the norms that ship."""
+        return {name: norm.detach().float().cpu().numpy() for name, norm in self.norms().items()}
+
+    def load_weights(self, state: dict[str, Tensor], quantized: bool) -> None:
+        """Take over a checkpoint's weights; ``quantized``: they are latents that come with scales."""
+        for name, linear in self.linears().items():
+            linear.scale = state[name.removesuffix("weight") + "scale"] if quantized else None
+        self.load_state_dict(state)
+
+
+class Llama(MXModule):
     """Everything of a causal language model but the last product: tokens to normed hidden states.
 
     Parameters are named as Hugging Face names them. ``embedding`` and ``head`` [vocab, hidden] are frozen,
@@ -158,19 +184,6 @@ class Llama(nn.Module):
     def rope(self, first: int, count: int) -> Rope:
         """Return cosine and sine [count, head_dim/2] of positions from ``first`` on."""
         return self.cos[first : first + count], self.sin[first : first + count]
-
-    def linears(self) -> dict[str, MXLinear]:
-        """List the quantizable layers by their weight's name, in order of execution."""
-        return {f"{name}.weight": m for name, m in self.named_modules() if isinstance(m, MXLinear)}
-
-    def norms(self) -> dict[str, nn.Parameter]:
-        return {f"{name}.weight": m.weight for name, m in self.named_modules() if isinstance(m, RMSNorm)}
-
-    def trained_base(self, meta: dict[str, Any]) -> TrainedBase:
-        """Return the MXFP4 planes and norms, as ``write_delta`` takes them."""
-        planes = {name: linear.mx() for name, linear in self.linears().items()}
-        norms = {name: norm.detach().float().cpu().numpy() for name, norm in self.norms().items()}
-        return TrainedBase(planes, norms, meta)
 
 
 def _chain_mask(length: int, steps: int, device: torch.device) -> Tensor:

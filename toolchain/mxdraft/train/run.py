@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from mxdraft.errors import RefusedError
@@ -151,11 +151,22 @@ class TrainingRun(ABC):
             for tensor in tensors:
                 distributed.all_reduce(tensor)
 
+    def share(self, model: nn.Module) -> None:
+        """Give all processes the first one's weights, for unlike machines may start unlike."""
+        if self.processes > 1:
+            for tensor in model.state_dict().values():
+                distributed.broadcast(tensor, 0)
+
     def compute(self) -> AbstractContextManager[Any]:
         """Enter the precision of the recipe's matrix products."""
         if self.schedule.compute == "f32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
+
+
+def adamw(recipe: TrainingSchedule, *groups: dict[str, Any]) -> torch.optim.Optimizer:
+    """Make the optimizer of ``groups``: ``params`` with their ``peak`` rate, decaying where they say so."""
+    return torch.optim.AdamW(groups, betas=(recipe.beta1, recipe.beta2), weight_decay=0.0, fused=True)
 
 
 def _join_processes() -> tuple[int, int]:

@@ -34,7 +34,7 @@ def start_quantized(model: Llama, start: Start, tokens: Tensor, names: Collectio
     linears = [linear for name, linear in model.linears().items() if names is None or name in names]
     if start == "round":
         for linear in linears:
-            _start_rounded(linear)
+            start_rounded(linear)
         return
 
     def before_forward(linear: MXLinear, inputs: tuple[Tensor]) -> None:
@@ -111,7 +111,8 @@ def compensate(weight: Tensor, inputs: Tensor, scale: Tensor) -> Tensor:
     return latent[order.argsort()].T.contiguous()
 
 
-def _start_rounded(linear: MXLinear) -> None:
+def start_rounded(linear: MXLinear) -> None:
+    """Make a layer read its weight through MXFP4, rounded by rule ``search``."""
     scale = search_scale(linear.weight)
     linear.start(linear.weight.detach() / scale.repeat_interleave(BLOCK, 1), scale)
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, distributed
 
 from mxdraft.checkpoint import Checkpoint
 from mxdraft.errors import UsageError
@@ -20,7 +19,7 @@ from mxdraft.train.fakequant import MXLinear, round_e2m1
 from mxdraft.train.loss import StudentQuality, distillation_loss, measure_quality
 from mxdraft.train.model import Llama
 from mxdraft.train.recipe import Recipe, read_recipe
-from mxdraft.train.run import TrainingRun
+from mxdraft.train.run import TrainingRun, adamw
 from mxdraft.train.start import latent_bounds, start_quantized
 
 
@@ -56,23 +55,17 @@ class Trainer(TrainingRun):
         teacher = Llama(checkpoint).to(self.device).requires_grad_(False)
         self.teacher = TeacherStates(teacher, windows, directory / f"teacher-{self.rank}.npy")
         self.student = Llama(checkpoint, recipe.int8_activations).to(self.device)
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [m.weight for m in self.student.linears().values()], "peak": recipe.lr},
-                {"params": list(self.student.norms().values()), "peak": recipe.norm_lr},
-            ],
-            betas=(recipe.beta1, recipe.beta2),
-            weight_decay=0.0,
-            fused=True,
+        self.optimizer = adamw(
+            recipe,
+            {"params": [m.weight for m in self.student.linears().values()], "peak": recipe.lr},
+            {"params": list(self.student.norms().values()), "peak": recipe.norm_lr},
         )
         if not self.resume():
             # Repetitive windows too may calibrate: these inputs shall be what the model meets.
             order = epoch_order(np.arange(len(windows) - recipe.held_out), 0, recipe.seed)
             tokens = torch.from_numpy(windows[order[-recipe.calibration :]]).to(self.device)
             start_quantized(self.student, recipe.start, tokens)
-            if self.processes > 1:  # unlike machines may compensate unlike
-                for tensor in self.student.state_dict().values():
-                    distributed.broadcast(tensor, 0)
+            self.share(self.student)
         self.bounds = latent_bounds(teacher, self.student, recipe.reach, recipe.latent_clip)
         self._clamp_latents()
 
@@ -113,7 +106,7 @@ class Trainer(TrainingRun):
         """Return what the student has become, with the recipe, the steps taken and the quality on the
         held-out windows."""
         meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": asdict(self.evaluate())}
-        return self.student.trained_base(meta)
+        return TrainedBase(self.student.planes(), self.student.norm_arrays(), meta)
 
     def linears(self) -> list[MXLinear]:
         return list(self.student.linears().values())
@@ -125,7 +118,7 @@ class Trainer(TrainingRun):
         return {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        load_student(self.student, state["student"])
+        self.student.load_weights(state["student"], quantized=True)
         self.optimizer.load_state_dict(state["optimizer"])
 
     @torch.no_grad()
@@ -138,10 +131,3 @@ class Trainer(TrainingRun):
         epoch, place = divmod(step, per_epoch)
         first = place * self.recipe.batch
         return epoch_order(self.trained, epoch, self.recipe.seed)[first : first + self.recipe.batch]
-
-
-def load_student(student: Llama, state: dict[str, Tensor]) -> None:
-    """Put a checkpoint's latents, scales and norms into a freshly made model."""
-    for name, linear in student.linears().items():
-        linear.scale = state[name.removesuffix("weight") + "scale"]
-    student.load_state_dict(state)

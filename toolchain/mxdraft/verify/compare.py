@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxdraft.errors import RefusedError
-from mxdraft.export import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, OnnxRunner, Precision
+from mxdraft.export.graph import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, Precision
+from mxdraft.export.runner import OnnxRunner
 from mxdraft.files import file_sha256
 from mxdraft.runtime import Engine, Model, Timeline
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from mxdraft.bundle import Bundle
 from mxdraft.bundle.schedule import FRACTIONS, Schedule, Weights
 from mxdraft.measure import logistic
 from mxdraft.measure.quality import LogProbabilities, Quality, log_softmax
+from mxdraft.measure.speculation import in_turns
 from mxdraft.runtime import CoreRule, Engine, Model, Timeline, TokenRecord
 
 Documents = Sequence[NDArray[np.integer]]
@@ -250,35 +252,30 @@ def measure_precision_speed(
     ``settings``: options of ``Engine`` by name. The names "full" and "full, drafting" are what others are
     compared with, at equal drafting: ``of_full`` is the median of the ratios prompt by prompt.
     """
-    engines = {name: Engine(model, ctx=512, threads=threads, **chosen) for name, chosen in settings.items()}
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
-    try:
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(Engine(model, ctx=512, threads=threads, **chosen))
+            for name, chosen in settings.items()
+        }
         for engine in engines.values():
             engine.measure_costs()
-        for index, prompt in enumerate(prompts):
-            ids = model.chat([("user", prompt)])
-            names = list(engines)
-            for name in names[index % len(names) :] + names[: index % len(names)]:
-                with Timeline(engines[name], max_tokens=tokens) as sequence:
-                    for _ in sequence.generate(ids):
-                        pass
-                    runs[name].append(sequence.stats)
-            progress(f"{index + 1}/{len(prompts)} prompts")
-    finally:
-        for engine in engines.values():
-            engine.close()
+        for number, made in enumerate(in_turns(model, engines, prompts, tokens), 1):
+            for name, (_, stats) in made.items():
+                runs[name].append(stats)
+            progress(f"{number}/{len(prompts)} prompts")
     result = {}
-    for name, stats in runs.items():
+    for name, of_name in runs.items():
         rival = runs["full, drafting" if name.endswith("drafting") else "full"]
-        speed = [s["decode_tok_per_s"] for s in stats]
+        speed = [s["decode_tok_per_s"] for s in of_name]
         result[name] = {
             "tok_per_s": float(np.median(speed)),
             "of_full": float(
                 np.median([s / r["decode_tok_per_s"] for s, r in zip(speed, rival, strict=True)])
             ),
-            "tokens_per_step": float(np.mean([s["tokens_per_step"] for s in stats])),
-            "core": float(np.mean([s["core_fraction"]["precision"] for s in stats])),
-            "bytes_per_token": sum(s["bytes_read"] for s in stats)
-            / sum(s["generated_tokens"] - 1 for s in stats),
+            "tokens_per_step": float(np.mean([s["tokens_per_step"] for s in of_name])),
+            "core": float(np.mean([s["core_fraction"]["precision"] for s in of_name])),
+            "bytes_per_token": sum(s["bytes_read"] for s in of_name)
+            / sum(s["generated_tokens"] - 1 for s in of_name),
         }
     return result
