@@ -73,7 +73,7 @@ def oracle(coming: list[int], most: int, _: random.Random) -> list[Node]:
 
 
 def evil(coming: list[int], most: int, _: random.Random) -> list[Node]:
-    """Never right; past the end, anything."""
+    """Never right; behind the end, anything."""
     return chain([(token + 1) % VOCAB for token in (coming + [9] * most)[:most]])
 
 
@@ -84,7 +84,7 @@ def chance(coming: list[int], most: int, rng: random.Random) -> list[Node]:
 
 
 def tree(coming: list[int], most: int, rng: random.Random) -> list[Node]:
-    """Any tree whose nodes match their depth's token half of the time; siblings may be equal."""
+    """Any tree whose nodes are right for their depth half of the time; siblings may be equal."""
     right, nodes, depths = coming + [9] * most, list[Node](), [-1]
     for i in range(most):
         parent = rng.randint(-1, i - 1)
@@ -97,7 +97,7 @@ PROPOSERS: dict[str, Proposer] = {"oracle": oracle, "evil": evil, "random": chan
 
 
 def accepted_nodes(nodes: list[Node], coming: list[int]) -> list[int]:
-    """Indices of the nodes that match ``coming``, from the root down."""
+    """Indices of the nodes that are what comes, from the first one down."""
     path = [-1]
     for token in coming:
         path += [i for i, node in enumerate(nodes) if node == (token, path[-1])][:1] or [-2]
@@ -106,31 +106,31 @@ def accepted_nodes(nodes: list[Node], coming: list[int]) -> list[int]:
     return path[1:]
 
 
-def is_on_branch(nodes: list[Node], i: int) -> bool:
-    """Whether a node or an ancestor has an elder sibling, which then has the place in the KV cache."""
+def is_beside(nodes: list[Node], i: int) -> bool:
+    """Whether a node, or one above it, has an elder sibling, which has the place in the KV cache."""
     if i < 0:
         return False
     parent = nodes[i][1]
-    return any(other[1] == parent for other in nodes[:i]) or is_on_branch(nodes, parent)
+    return any(other[1] == parent for other in nodes[:i]) or is_beside(nodes, parent)
 
 
 @dataclasses.dataclass
 class Knowing:
-    """A drafter that knows its sequence's continuation and counts the nodes that must be accepted."""
+    """A drafter of a sequence whose continuation it knows. Counts the nodes that have to be accepted."""
 
     propose: Proposer
     start: int  # tokens of the prompt
     continuation: list[int]
     length: int = 15
     accepted: int = 0
-    on_branch: int = 0
+    beside: int = 0
 
     def __call__(self, ids: list[int], most: int) -> list[Node]:
         coming = self.continuation[len(ids) - self.start :]
         nodes = self.propose(coming, min(most, self.length), random.Random(str(ids)))
         right = accepted_nodes(nodes, coming)
         self.accepted += len(right)
-        self.on_branch += sum(is_on_branch(nodes, i) for i in right)
+        self.beside += sum(is_beside(nodes, i) for i in right)
         return nodes
 
 
@@ -148,7 +148,7 @@ class Run(NamedTuple):
     outcomes: list[Outcome]
     drafted: int
     accepted: int
-    on_branch: int  # accepted nodes for which is_on_branch() holds; of knowing drafters only
+    beside: int  # accepted nodes that had an elder sibling; of knowing drafters only
     expected: int  # what those count as accepted
     records: list[list[TokenRecord]]  # what was known of each token
 
@@ -202,7 +202,7 @@ def run_together(
         outcomes,
         sum(numbers["drafted"] for numbers in stats),
         sum(numbers["accepted"] for numbers in stats),
-        sum(drafter.on_branch for drafter in drafters),
+        sum(drafter.beside for drafter in drafters),
         sum(drafter.accepted for drafter in drafters),
         records,
     )
@@ -296,7 +296,7 @@ def test_drafts_change_nothing(drafting: Model, plain: Plain, drafter: str, thre
         else:
             assert accepted > {"model": 0, "ngram": 20, "auto": 20}.get(drafter, 300)
         if drafter == "tree":
-            assert sum(run.on_branch for run in those) > 50
+            assert sum(run.beside for run in those) > 50
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
