@@ -59,14 +59,14 @@ test-train: $(VENV)/installed
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/clang-format --dry-run --Werror $(C_FILES)
+	@$(VENV)/bin/clang-format --dry-run --Werror $(C_FILES)
 	$(VENV)/bin/codespell
 	$(VENV)/bin/mypy
 
 format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	$(VENV)/bin/clang-format -i $(C_FILES)
+	@$(VENV)/bin/clang-format -i $(C_FILES)
 
 # The analyzer sees one file at a time; analyze.h tells it what mxd_fail() returns, which status.c defines.
 analyze:

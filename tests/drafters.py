@@ -55,12 +55,12 @@ def accepted_nodes(nodes: list[Node], coming: list[int]) -> list[int]:
     return path[1:]
 
 
-def is_beside(nodes: list[Node], i: int) -> bool:
+def is_on_branch(nodes: list[Node], i: int) -> bool:
     """Tell whether a node, or one above it, has an elder sibling, which has the place in the KV cache."""
     if i < 0:
         return False
     parent = nodes[i][1]
-    return any(other[1] == parent for other in nodes[:i]) or is_beside(nodes, parent)
+    return any(other[1] == parent for other in nodes[:i]) or is_on_branch(nodes, parent)
 
 
 @dataclasses.dataclass
@@ -72,12 +72,12 @@ class Knowing:
     continuation: list[int]
     length: int = 15
     accepted: int = 0
-    beside: int = 0
+    on_branch: int = 0
 
     def __call__(self, ids: list[int], most: int) -> list[Node]:
         coming = self.continuation[len(ids) - self.start :]
         nodes = self.propose(coming, min(most, self.length), random.Random(str(ids)))
         right = accepted_nodes(nodes, coming)
         self.accepted += len(right)
-        self.beside += sum(is_beside(nodes, i) for i in right)
+        self.on_branch += sum(is_on_branch(nodes, i) for i in right)
         return nodes

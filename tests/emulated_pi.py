@@ -25,7 +25,7 @@ PACKAGES = (
     *("busybox-static", "dropbear-bin", "libc6", "libcrypt1"),
     *("libgmp10", "libtomcrypt1", "libtommath1", "util-linux", "zlib1g"),
 )
-# In the order in which the kernel has to be given them.
+# In the order in which the kernel must load them.
 MODULES = ("virtio_mmio", "failover", "net_failover", "virtio_net")
 
 INIT = """#!/bin/busybox sh
@@ -90,7 +90,7 @@ def make_image() -> None:
 
 
 def _download(folder: Path) -> list[Path]:
-    """Packages for arm64, by an apt whose state is apart from the host's."""
+    """Packages for arm64, from an apt with a state of its own."""
     for part in ("state/lists/partial", "cache/archives/partial", "debs"):
         (folder / part).mkdir(parents=True)
     (folder / "status").touch()
@@ -180,7 +180,7 @@ def free_port() -> int:
 
 
 class EmulatedPi:
-    """A running board. ``environment`` is what makes ``ssh`` know it as host ``emulated-pi``."""
+    """A running board. With ``environment``, ``ssh`` knows it as host ``emulated-pi``."""
 
     def __init__(self, folder: Path, cpu: str, memory_mib: int = 1024) -> None:
         port = free_port()

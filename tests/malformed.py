@@ -1,6 +1,6 @@
 """Bundles that lie: each case is named after its lie and comes with the verdict that every reader must give.
 
-Checksums are made right again behind each change, so that the check meant is the one that refuses.
+Checksums are corrected after each change, so that the check meant is the one that refuses.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cases(good: bytes) -> Iterator[Case]:
 
 
 def drafter_cases(good: bytes) -> Iterator[Case]:
-    """The same of lies about the drafter of ``good``, a bundle of fixture T that has one."""
+    """The same for lies about the drafter of ``good``, a bundle of fixture T that has one."""
     sections = sections_of(good)
     parsed = Bundle(good)
     config, directory = sections["draft.config"], sections["draft.tensors"]
@@ -119,7 +119,7 @@ def drafter_cases(good: bytes) -> Iterator[Case]:
 def wrong_verdicts(
     lies: Iterable[tuple[str, T, str]], readers: Sequence[Callable[[T], object]]
 ) -> tuple[list[str], int]:
-    """Where the readers do not all give a lie its verdict, and how many lies there were."""
+    """Lies for which some reader gives another verdict, and how many lies there were."""
     wrong, count = [], 0
     for name, bundle, expected in lies:
         count += 1
@@ -156,7 +156,7 @@ def patch(data: bytes, position: int, new: bytes) -> bytes:
 
 
 def reseal_table(bundle: bytes) -> bytes:
-    """Make the section table's checksum right again."""
+    """Correct the section table's checksum."""
     count = int.from_bytes(bundle[12:16], "little")
     table = bundle[HEADER.size : HEADER.size + count * SECTION_ENTRY.size]
     return patch(bundle, 24, _u32(zlib.crc32(table)))
@@ -226,7 +226,7 @@ def _section_table_lies(good: bytes) -> Iterator[Case]:
     yield "section_length_wrapping", lie(first + 40, _u64(2**64 - ALIGNMENT + 64)), "RANGE"
     yield "section_length_overlapping_next", lie(first + 40, _u64(ALIGNMENT + 1)), "RANGE"
     length = int.from_bytes(good[last + 40 : last + 48], "little")
-    yield "bytes_behind_last_section", lie(last + 40, _u64(length - 1)), "RANGE"
+    yield "bytes_after_last_section", lie(last + 40, _u64(length - 1)), "RANGE"
     yield "section_reserved_first", lie(first + 52, b"\1"), "HEADER"
     yield "section_reserved_last", lie(last + 63, b"\1"), "HEADER"
     yield "section_checksum_field", lie(first + 48, bytes(4)), "CHECKSUM"
@@ -429,7 +429,7 @@ def _ngram_lies(good: bytes) -> Iterator[Case]:
     yield "ngrams_second_context_outside_vocabulary", table({7: 1 << 20}), "DRAFT"
     yield "ngrams_second_next_outside_vocabulary", table({8: 1 << 20}), "DRAFT"
     yield "ngrams_chance_missing", table(tail=chances[:-1]), "DRAFT"
-    yield "ngrams_bytes_behind", table(tail=chances + b"\0"), "DRAFT"
+    yield "ngrams_trailing_bytes", table(tail=chances + b"\0"), "DRAFT"
 
 
 def _schedule_lies(good: bytes) -> Iterator[Case]:

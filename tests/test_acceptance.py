@@ -67,8 +67,8 @@ def test_a_perfect_and_a_useless_drafter() -> None:
 
 
 def test_gains_are_paired() -> None:
-    """One drafter is right everywhere, one in the first half; on each of 30 texts alike, so that the gain is
-    certain though texts differ in length."""
+    """One drafter is right everywhere, one in the first half, in each of 30 texts, so the gain is certain
+    although texts differ in length."""
     rollouts, better, worse = [], [], []
     for number in range(30):
         tokens = np.arange(100, 122 + 2 * number, dtype=np.uint16)
@@ -90,7 +90,7 @@ def test_gains_are_paired() -> None:
 
 def test_reliability_counts_what_was_reached() -> None:
     tokens = np.arange(100, 112, dtype=np.uint16)
-    rollout = Rollout("chat", tokens, 5, 0.0, 0)  # six places behind the prompt's own token
+    rollout = Rollout("chat", tokens, 5, 0.0, 0)  # six places after the prompt's own token
     proposed = 100 + np.arange(6, 12)[:, None] + np.arange(2)
     proposed[:3, 0] = 0  # wrong at half of the places: their second step is never reached
     found = reliability([rollout], [table(proposed, 0.31)])
@@ -101,7 +101,7 @@ def test_reliability_counts_what_was_reached() -> None:
 def test_lookup_copies_what_followed_last_time() -> None:
     tokens = np.array([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], np.uint16)
     propose = lookup(tokens, longest=2, shortest=1)
-    assert propose(10, 3) == ([4, 8, 1], 0)  # behind the latest 1 2
+    assert propose(10, 3) == ([4, 8, 1], 0)  # after the latest 1 2
     assert propose(6, 5) == ([3, 9, 1, 2], 0)  # no further than the text goes
     assert propose(4, 3) == ([], 0)  # 9 is new
     both = either(propose, from_table(table(np.array([[5, 6], [7, 8]])), 2))

@@ -1,4 +1,4 @@
-"""mxdraft bench: what it reports, in which forms, of which machine. Speeds are only asserted to be there."""
+"""mxdraft bench: what it reports, in which forms, about which machine. Speeds need only be present."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ def test_tables(predicted: list[Prediction], tmp_path: Path) -> None:
         assert len({line.count("|") for line in table.splitlines()}) == 1
         assert all(f"| {board.name} |" in table for board in BOARDS)
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}old\n{END}behind\n", encoding="utf-8")
+    page.write_text(f"before\n{BEGIN}old\n{END}after\n", encoding="utf-8")
     for _ in range(2):
         replace_between_marks(page, text)
-    assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}{text}{END}behind\n"
+    assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}{text}{END}after\n"
     page.write_text(END + BEGIN, encoding="utf-8")
     with pytest.raises(SystemExit, match="has no lines"):
         replace_between_marks(page, text)

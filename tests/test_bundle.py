@@ -185,7 +185,7 @@ def test_failed_write_leaves_the_old_file(tmp_path):
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_noise_is_accepted_or_refused_but_nothing_else(good, data):
-    """Random bytes in the parts that are parsed, with checksums made right again."""
+    """Random bytes in the parts that are parsed, with corrected checksums."""
     sections = sections_of(good)
     weights = {"target.shared", "target.base", "target.residual"}
     name = data.draw(st.sampled_from(["table", *sorted(sections.keys() - weights)]))

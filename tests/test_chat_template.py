@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as HuggingFace
 SPEC = dataclasses.replace(tiny.tokenizer(), bos_id=0, eos_ids=[2])
 VOCAB = len(SPEC.tokens)
 
-# No system role, BOS at the front, EOS behind answers only, text joined to contents on both sides.
+# No system role, BOS at the front, EOS after answers only, text joined to contents on both sides.
 PLAIN_TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {% if message.role == 'user' %}
 {{ '### User: ' + message.content + 'ing\\n\\n' }}
@@ -231,7 +231,7 @@ def lies() -> dict[str, bytes]:
         "role without a name": with_role(0, b""),
         "role name with a capital": with_role(0, b"System"),
         "role name without NUL": with_role(0, b"a" * 16),
-        "role name with bytes behind its NUL": with_role(0, b"user\0x"),
+        "role name with bytes after its NUL": with_role(0, b"user\0x"),
         "role twice": with_role(0, b"user"),
         "pieces out of order": with_words({PIECE_END: 5}),
         "pieces past the end": with_words({PIECE_END + 4 * 8: word(4) + 1}),

@@ -695,7 +695,7 @@ def test_gguf_with_nan(tmp_path: Path) -> None:
 
 
 def patched(data: bytes, name: bytes, offset: int, value: bytes) -> bytes:
-    """``data`` with the bytes at ``offset`` behind the first ``name`` replaced."""
+    """Replace the bytes of ``data`` at ``offset`` after the first ``name``."""
     at = data.index(name) + len(name) + offset
     return data[:at] + value + data[at + len(value) :]
 

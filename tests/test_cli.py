@@ -51,7 +51,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fixture T without chat template, BOS and residual plane; its golden digest is not the right one."""
+    """Fixture T without chat template, BOS and residual plane, and with a wrong golden digest."""
     folder = tmp_path_factory.mktemp("bare")
     checkpoint = tiny.checkpoint()
     tokenizer = dataclasses.replace(checkpoint.tokenizer, bos_id=None)
@@ -229,7 +229,7 @@ def test_info(bundle: Path, bare: Path) -> None:
         (bare, b"precisions base\ndrafters lookup\nbos none\n"),
     ):
         c, python = (
-            # The plan tells the memory that is free at this moment.
+            # The plan shows the memory that is free at this moment.
             re.sub(rb"plan: .* available", b"", run(program, "info", "-m", path, "--cpu").stdout)
             for program in (C, PYTHON)
         )
@@ -262,7 +262,7 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(bundle: Path) -> None:
 
 @pytest.fixture(scope="module")
 def drafting(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a drafter, and a table of what it says behind some prompts."""
+    """The same model with a drafter, and a table of its answers to some prompts."""
     said = []
     with Model(bundle) as model, Engine(model, draft="off", threads=1) as engine:
         for text in ("The small boat", "bread and letters"):
@@ -278,8 +278,8 @@ def drafting(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cheap(drafting: Path, tmp_path: Path) -> dict[str, str]:
-    """An environment whose cache says that verifying costs nothing, so that all drafts pay. Steps of 100 s:
-    no real one takes longer, so the programs have nothing to correct and draft alike."""
+    """An environment whose cache says that verifying costs nothing, so that all drafts pay. A step is said to
+    take 100 s; no real one takes longer, so the programs correct nothing and draft alike."""
     env = {"MXDRAFT_CACHE": str(tmp_path / "new" / "cache")}
     (tmp_path / "new").mkdir()
     for draft in ("ngram", "model"):
@@ -340,7 +340,7 @@ def test_explain_colours_what_was_drafted_and_accepted(drafting: Path, cheap: di
 
 
 def drafted_text(bundle: Path, cache: Path) -> bytes:
-    """The bytes of the accepted drafts of that run, by the library's own word."""
+    """The bytes of that run's accepted drafts, as the library reports them."""
     with (
         Model(bundle) as model,
         Engine(model, threads=1, draft="ngram", draft_max=8) as engine,
@@ -506,7 +506,7 @@ def test_non_finite_values_are_an_error(bundle: Path, tmp_path: Path) -> None:
     data[section.offset + entry.offset + 2] = 0xFF
     _seal(data, list(opened.sections).index("target.base"))
     (tmp_path / "nan.mxb").write_bytes(data)
-    options = ["--precision", "base", "--draft", "off"]  # drafting would measure first what steps cost
+    options = ["--precision", "base", "--draft", "off"]  # with drafts it would first measure what steps cost
     result = run_both("generate", "-m", tmp_path / "nan.mxb", "-p", "x", *options, code=5)
     assert result.stdout == b""
     assert re.search(rb"layer 2.* position 0", errors(result)[0])
@@ -565,8 +565,8 @@ def test_both_have_the_same_options() -> None:
 
 
 class Streaming:
-    """A running generate. Its stdout is a pipe in packet mode, one page large: one read gets what one write
-    wrote, and the program waits in a write until the one before has been read."""
+    """A running generate. Its stdout is a pipe in packet mode that holds one page: one read gets what one
+    write wrote, and the program waits in a write until the previous one has been read."""
 
     def __init__(self, program: Sequence[str], bundle: Path) -> None:
         self.stdout, writer = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
@@ -584,7 +584,7 @@ class Streaming:
         return packets
 
     def wait_until_writing(self) -> None:
-        """Return when the program sleeps in a write, behind a packet that nobody reads."""
+        """Return when the program sleeps in a write, because nobody reads the packet before it."""
         deadline = time.monotonic() + TIMEOUT_S
         stat = Path(f"/proc/{self.process.pid}/stat")
         while time.monotonic() < deadline:

@@ -45,7 +45,7 @@ def test_documents_are_chats_of_the_model(bundle: Path, whole: Path) -> None:
         for document in corpus.documents.values():
             tokens, start = document.tokens.tolist(), document.answer_start
             common = [a == b for a, b in zip(tokens, empty, strict=False)].index(False)
-            ending = start - (len(empty) - common)  # the template's tail stands before the answer
+            ending = start - (len(empty) - common)  # the template's tail precedes the answer
             assert tokens[ending:start] == empty[common:]
             assert 0 < len(tokens) - start <= 24
 

@@ -84,7 +84,7 @@ def test_the_target_in_torch_is_the_exported_graph(folder: Path, precision: str,
     ids = list(range(5, 45))
     wanted = OnnxRunner(folder / f"model.{precision}.onnx", fold=True).logits(ids)
     got = target(torch.tensor([ids]))[0] @ target.head.T
-    # int8 activations may fall to the next step where the sums differ in their last bits.
+    # int8 activations may round to the next step where sums differ in their last bits.
     assert np.abs(got.numpy() - wanted).max() < bound * np.abs(wanted).max()
     assert (got.numpy().argmax(-1) == wanted.argmax(-1)).mean() > 0.9
 
@@ -148,9 +148,9 @@ def train_as_process(rank: int, recipe: DraftRecipe, directory: Path, folder: Pa
 def test_two_processes_train_as_one(
     folder: Path, target, tmp_path: Path, quantize_at: int, peak: float
 ) -> None:
-    """Gradients are summed in another order, which Adam turns into steps where there are next to none; the
-    mean difference stays below a third of one. In f32 and in MXFP4 apart: between them each block gets its
-    exponent, which the last bits choose where weights are next to nothing."""
+    """Gradients are summed in another order, which Adam turns into steps where gradients are nearly zero; the
+    mean difference stays below a third of a step. f32 and MXFP4 are tested separately: in between, each block
+    gets its exponent, and where weights are nearly zero the last bits choose it."""
     recipe = replace(RECIPE, quantize_at=quantize_at)
     (tmp_path / "two").mkdir()
     torch.multiprocessing.spawn(train_as_process, (recipe, tmp_path / "two", folder), nprocs=2)
@@ -209,12 +209,12 @@ def test_graphs_and_bundle_are_the_trained_drafter(
 
 
 def closeness(a: np.ndarray, b: torch.Tensor) -> float:
-    """Largest difference, as share of the largest value: int8 activations may fall to the next step where
+    """Largest difference relative to the largest value: int8 activations may round to the next step where
     sums differ in their last bits."""
     return float(np.abs(a - b.detach().numpy()).max() / np.abs(a).max())
 
 
-def test_chains_see_nothing_behind_their_tokens(target, trained: DraftTrainer) -> None:
+def test_chains_see_nothing_after_their_tokens(target, trained: DraftTrainer) -> None:
     residuals, tokens = trained.padded(trained.held_out[:1])
     before = trained.model(target, residuals, tokens, 3)
     place = 14
@@ -241,7 +241,7 @@ def test_training_together_lowers_both_losses(folder: Path, tmp_path: Path) -> N
 
     @torch.no_grad()
     def losses() -> tuple[float, float]:
-        """Of drafter and target on the text that trains."""
+        """Losses of drafter and target on the training text."""
         (batch,) = trainer.groups
         streams, tokens = trainer.padded(batch)
         loss, count = trainer.draft_loss(batch, streams, tokens)
@@ -255,8 +255,8 @@ def test_training_together_lowers_both_losses(folder: Path, tmp_path: Path) -> N
 
 
 def test_the_drafters_loss_reaches_the_target(folder: Path, tmp_path: Path) -> None:
-    """Its gradient in the base plane is ``draft_weight`` times what autograd finds without that weight, and
-    none of it comes by way of the words that the drafter should say."""
+    """The drafter's gradient in the base plane is ``draft_weight`` times what autograd finds without that
+    weight, and none of it comes through the tokens that the drafter should predict."""
     gradients = {}
     for weight in (0.0, 0.5, 1.0):
         trainer = together(replace(TOGETHER, draft_weight=weight), folder, tmp_path / f"{weight}")

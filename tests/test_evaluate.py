@@ -1,4 +1,4 @@
-"""``mxdraft evaluate quality`` against plain definitions, and the teacher that it measures against."""
+"""``mxdraft evaluate quality`` compared with plain definitions, and the teacher that it compares with."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_real_model(host: list[str], aarch64: list[str]) -> None:
 
 @pytest.mark.parametrize("plane", ["base", "residual"])
 def test_one_flipped_nibble_is_found(host: list[str], tiny_bundle: Path, tmp_path: Path, plane: str) -> None:
-    """Checksums right, one E2M1 code of one weight another: verify ends with 5."""
+    """One E2M1 code of one weight differs, with right checksums: verify ends with 5."""
     data = tiny_bundle.read_bytes()
     section = f"target.{plane}"
     entry = Bundle(data).tensors[section, "model.layers.2.mlp.up_proj.weight"]
@@ -185,13 +185,13 @@ def test_one_flipped_nibble_is_found(host: list[str], tiny_bundle: Path, tmp_pat
 def test_sequences_do_not_touch_each_other(
     tiny_bundle: Path, precision: str, threads: int, rows: int
 ) -> None:
-    """Each sequence's tokens and later logits are those it has alone, though the prompts of some are read
-    while others are generating."""
+    """Each sequence's tokens and later logits are those it has alone, even while the prompts of some are read
+    and others generate."""
     prompts = [GOLDEN[2], GOLDEN[0][:40], GOLDEN[1], GOLDEN[0][5:30]]
 
     def outcome(sequence: Sequence) -> tuple[list[int], bytes]:
         tokens = sequence.tokens
-        sequence.truncate(len(tokens) - 1)  # the last is chosen, not processed
+        sequence.truncate(len(tokens) - 1)  # the last one is chosen, not processed
         return tokens, sequence.logits([*tokens[-1:], 3, 141, 59]).tobytes()
 
     with Model(tiny_bundle) as model:
@@ -239,7 +239,7 @@ def test_logits_are_the_same_in_any_pieces(tiny_bundle: Path) -> None:
 
 @pytest.fixture(scope="module")
 def drafting_bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fixture T with a drafter, and a table of what it says behind one of the prompts below."""
+    """Fixture T with a drafter, and a table of its answer to one of the prompts below."""
     said = []
     with Model(tiny_bundle) as model:
         for precision in ("base", "full"):
@@ -279,7 +279,7 @@ def test_drafts_change_nothing_when_emulated(
             line, count = generate(command, drafting_bundle, "--draft", draft, *options)
             assert line == expected
             accepted += count
-    assert accepted > 0  # even where none seems to pay, one is tried behind eight tokens
+    assert accepted > 0  # even where none seems to pay, one is tried after eight tokens
 
 
 # ---- quantized KV caches ----
@@ -321,7 +321,7 @@ def test_mixed_precision_over_tiers_when_emulated(
 
 @pytest.mark.parametrize("which", ["tiny", pytest.param("real", marks=needs_real)])
 def test_resident_memory_is_the_file_and_the_plan(host: list[str], tiny_bundle: Path, which: str) -> None:
-    """With a context filled to the end, the file once and everything planned beside it. 2 MiB are for the
+    """With a full context, the resident set is the file once and everything planned. 2 MiB are for the
     program itself: 1.1 MiB of static code and data, the stacks, libc's buffers."""
     bundle = tiny_bundle if which == "tiny" else REAL
     command = [*host, "chat", "-m", str(bundle), "--ctx", "128", "-n", "0", "--ignore-eos", "--stats", "json"]
@@ -404,11 +404,11 @@ class _SparseFile(io.FileIO):
 
 @pytest.mark.slow
 def test_tensors_beyond_4_gib(tiny_bundle: Path, tmp_path: Path) -> None:
-    """All weights lie behind an unknown section of more than 4 GiB: no offset may be cut to 32 bits."""
+    """All weights come after an unknown section of more than 4 GiB: no offset may be cut to 32 bits."""
     sections = malformed.sections_of(tiny_bundle.read_bytes())
     directory = bytearray(sections["target.tensors"])
     for entry in range(0, len(directory), 128):
-        directory[entry + 84] += 1  # every tensor's section moves one place on
+        directory[entry + 84] += 1  # every tensor's section index grows by one
     sections["target.tensors"] = bytes(directory)
     large = tmp_path / "large.mxb"
     with _SparseFile(large, "w+") as file:

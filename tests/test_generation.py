@@ -70,7 +70,7 @@ def tokens(*texts: bytes) -> list[int]:
     return [SPELLING.index(text) for text in texts]
 
 
-# Each token is followed by the next one; the last one, and all that are in no script, by themselves.
+# Each token is followed by the next one; the last one, and every token in no script, by itself.
 SPEECH = tokens(
     *(b"A", b" the", b"B", b"all", b"ll", b"lo", b"o", b"ood", b"od", b"d"),
     *(b"\xe6", b"\xbc", b"\xa2", b"C", b"h", b"hi", b"hing", b"ing", b"in"),  # the first three are U+6F22
@@ -83,8 +83,8 @@ ENDING = tokens(b"X", START, b"Y", END, b"Z")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine whose model follows the scripts.
 
-    Its layers add nothing. Embeddings are random signs; the head of a token is the sum of the embeddings of
-    those that it follows.
+    Its layers add nothing. Embeddings are random signs; a token's head row is the sum of the embeddings of
+    its predecessors.
     """
     silent = tiny.checkpoint(tied=False, layers=1)
     vocab, hidden = silent.tensors["model.embed_tokens.weight"].shape
@@ -106,7 +106,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def said(engine: Engine, first: bytes, **changes: Any) -> tuple[list[bytes], str]:
-    """The text of each step behind a token of a script, and the stop."""
+    """The text of each step after a token of a script, and the stop."""
     with Timeline(engine, **changes) as sequence:
         sequence.prompt(tokens(first))
         texts = []
@@ -195,7 +195,7 @@ def test_incomplete_characters_are_held_back(speaker: Engine) -> None:
 
 
 def streamed(ids: Sequence[int], stops: Sequence[bytes]) -> Iterator[bytes]:
-    """All text that is out after each token, as mxdraft.h says."""
+    """All text released after each token, as mxdraft.h says."""
     text = b""
     for token in ids:
         text += SPELLING[token]
@@ -259,7 +259,7 @@ def test_conversation_is_the_same_as_its_tokens_at_once(model: Model, engine: En
     with Timeline(engine, ignore_eos=True, max_tokens=6, temperature=1.0, seed=4) as sequence:
         first = run(sequence, PROMPT)
         second = run(sequence, [77, 78])
-        third = run(sequence, [])  # goes on behind the limit
+        third = run(sequence, [])  # continues past the limit
         assert [*first, *second, *third] == sequence.tokens[8:14] + sequence.tokens[16:]
     whole = fresh(model, [*PROMPT, *first, 77, 78], temperature=1.0, seed=4, max_tokens=12)
     assert [*second, *third] == whole
@@ -452,7 +452,7 @@ def test_long_prompt_does_not_starve_the_others(model: Model) -> None:
 
 
 def faulty(path: Path, bundle: Path, section: str, name: str, value: float) -> Path:
-    """A copy of a bundle, in which the third value of a tensor is another."""
+    """Copy a bundle with a different third value in a tensor."""
     good = bundle.read_bytes()
     offset = Bundle(good).tensors[section, name].offset
     sections = sections_of(good)
@@ -520,12 +520,12 @@ def test_fault_names_its_position(loud: Model, max_rows: int) -> None:
             sequence.logits([1, 2, 7])
 
 
-def test_engine_goes_on_behind_a_fault(loud: Model) -> None:
+def test_engine_continues_after_a_fault(loud: Model) -> None:
     with Engine(loud, ctx=128, threads=1, max_seqs=2) as engine:
         good, bad = (Timeline(engine, ignore_eos=True, max_tokens=6) for _ in range(2))
         good.prompt([1, 2])
         bad.prompt([1, 7, 2])
-        for _ in range(2):  # the same error every time, and no token for anybody
+        for _ in range(2):  # the same error every time, and no sequence gets a token
             with pytest.raises(NumericError, match="entering layer 0 at position 1"):
                 engine.step([good, bad])
             assert (good.output, bad.output) == ([], [])

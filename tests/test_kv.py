@@ -94,7 +94,7 @@ def test_the_context_changes_nothing(model: Model, kv: KV) -> None:
 def answer(
     model: Model, kv: KV, prompt: list[int], drafter: str = "off", seed: int = 0, **sampling: Any
 ) -> tuple[list[int], int]:
-    """100 tokens behind a prompt, and how many drafted ones were accepted."""
+    """100 tokens after a prompt, and how many drafted ones were accepted."""
     known = drafter in PROPOSERS
     with (
         Engine(
@@ -146,8 +146,8 @@ def test_sequences_do_not_touch_each_other(model: Model, kv: KV) -> None:
 @pytest.mark.parametrize("steps", [1, 4, 30])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed: bool) -> None:
-    """Output, drafts and what else is known, from the middle of a prompt and of an answer, and whatever
-    other copies do."""
+    """A copy made within a prompt or an answer has the same output, drafts and records, whatever other
+    copies do."""
     options: dict[str, Any] = {"core_fraction": 0.3, "catch_up": 8} if mixed else {"precision": "base"}
     sampling: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "temperature": 0.8, "seed": 2}
     with (
@@ -286,12 +286,12 @@ def quota(aged: int, share: float = 0.1) -> int:
 
 
 def test_tiers_change_at_multiples_of_the_block(model: Model) -> None:
-    """The window holds 32 to 64 tokens; a block that leaves it is core as far as there is room."""
+    """The window holds 32 to 64 tokens; a block that leaves it becomes core while there is room."""
     with Engine(model, kv="tiered") as engine, Sequence(engine) as sequence:
         before: list[str] = []
         for done, token in enumerate(IDS, start=1):
             sequence.logits([token])
-            # The change comes before the next row: behind 64 processed tokens, the 65th sees 32 aged ones.
+            # The change comes before the next row: after 64 processed tokens, the 65th sees 32 aged ones.
             aged = max(0, (done - 1 - 32) // BLOCK * BLOCK)
             use = sequence.cache
             assert (use.recent, use.core, use.far) == (done - aged, quota(aged), aged - quota(aged))
@@ -316,7 +316,7 @@ def test_without_tiers_all_is_recent(model: Model, kv: KV, bits: float) -> None:
 
 
 def test_attention_decides_what_is_core(model: Model, bundle: Path, tmp_path: Path) -> None:
-    """The weights of the schedule choose: other ones, other tokens, the same number."""
+    """The schedule's weights decide which tokens are core, not how many."""
 
     def core(opened: Model) -> set[int]:
         with Engine(opened, kv="tiered") as engine, Sequence(engine) as sequence:
@@ -331,7 +331,7 @@ def test_attention_decides_what_is_core(model: Model, bundle: Path, tmp_path: Pa
 
 
 def test_the_lowest_scores_are_demoted_first(bundle: Path, tmp_path: Path) -> None:
-    """Only control tokens score here: they stay, in place of others that came first."""
+    """Here only control tokens score: they stay, instead of others that came first."""
     ids = list(IDS)
     special = [40, 70, 100, 131, 165]
     for position in special:
@@ -349,7 +349,7 @@ def test_the_lowest_scores_are_demoted_first(bundle: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("alpha", [1, -1])
 def test_doubt_decides_what_is_core(bundle: Path, tmp_path: Path, alpha: int) -> None:
-    """That of whoever chose a token; those of the prompt have none."""
+    """A token's doubt is that of the row that chose it; prompt tokens have none."""
     with (
         Model(scheduled(bundle, tmp_path, memory=Weights(alpha, 0, 0, 0))) as opened,
         Engine(opened, kv="tiered") as engine,
@@ -423,7 +423,7 @@ def test_heads_must_be_whole_blocks(tmp_path: Path) -> None:
 
 
 def test_attention_adds_up(model: Model, tmp_path: Path) -> None:
-    """What a row pays to all positions is its whole attention, wherever their keys lie."""
+    """A row's attention to all positions sums to its whole attention, wherever their keys are stored."""
     ffi = cffi.FFI()
     header = (RUNTIME / "include" / "mxdraft.h").read_text(encoding="utf-8")
     ffi.cdef(header.split("/* <cdef> */")[1].split("/* </cdef> */")[0])

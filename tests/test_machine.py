@@ -1,4 +1,4 @@
-"""Memory plan, default threads, thread pool: what the runtime makes of the machine it finds."""
+"""Memory plan, default threads, thread pool: how the runtime adapts to the machine."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_unknown_level_in_the_cpu_mask_is_refused(bundle: Path, monkeypatch: pyt
 def token_path(
     bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int, int], dict[str, int]]:
-    """What the driver counts with so many threads that spin so often at a barrier before they sleep."""
+    """What the driver counts with so many threads that spin ``spins`` times at a barrier before sleeping."""
 
     @cache
     def program(spins: int) -> Path:
@@ -276,7 +276,7 @@ def test_engine_has_no_data_race(bundle: Path, tmp_path: Path) -> None:
     if GCC is None:
         pytest.skip("gcc and its sanitizers are missing")
     program = compile_c([GCC, "-fsanitize=thread"], tmp_path / "mxdraft", "-g", "-O1", *sources("cli"), "-lm")
-    # The prompt is a step of many rows; those behind it have one.
+    # The prompt is a step of many rows; the steps after it have one.
     command = [
         str(program),
         "generate",

@@ -43,7 +43,8 @@ def entries(section: bytes) -> list[list[Entry]]:
 
 
 def counted(documents: list[list[int]], order: int, limit: int) -> list[Entry]:
-    """The same by counting one by one: seen twice at least, right one time in four, the most useful ones."""
+    """The same by plain counting: contexts seen at least twice, right one time in four, the most useful
+    first."""
     followers: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for ids in documents:
         for i in range(len(ids) - order):
@@ -76,7 +77,7 @@ def test_table_is_what_counting_finds(documents: list[list[int]], limits: tuple[
 
 
 def test_worked_example_of_the_format() -> None:
-    """Behind 5 mostly comes 9, half of the time."""
+    """Token 5 is mostly followed by 9, half of the time."""
     section = ngram_section(arrays([[5, 9], [5, 9], [5, 7]]))
     assert section == bytes.fromhex("01000000 00000000 05000000 09000000 80")
 
@@ -139,7 +140,7 @@ def damaged_texts(folder: Path) -> dict[str, Path]:
         "one_offset": {"tokens": tokens, "offsets": np.array(5)},
         "offsets_descend": {"tokens": tokens, "offsets": [0, 9, 8]},
         "offset_before": {"tokens": tokens, "offsets": [-1, 8]},
-        "offset_behind": {"tokens": tokens, "offsets": [0, 2001]},
+        "offset_past_end": {"tokens": tokens, "offsets": [0, 2001]},
         "offset_near_2_to_64": {"tokens": tokens, "offsets": np.array([0, 2**64 - 1], np.uint64)},
     }
     paths = {name: folder / f"{name}.npz" for name in [*files, "missing"]} | {"array": folder / "array.npy"}
@@ -156,7 +157,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 # ---- in the bundle ----
 
 
-def test_table_is_packed_beside_what_stays_the_same(tmp_path: Path) -> None:
+def test_packing_a_table_changes_nothing_else(tmp_path: Path) -> None:
     export_model(tiny.checkpoint(), tmp_path)
     rng = np.random.default_rng(4)
     tokens = rng.integers(0, 20, 3000).astype(np.uint16)
@@ -210,7 +211,7 @@ def test_runtime_drafts_what_the_table_spells(bundle: Path, tmp_path: Path) -> N
     assert tokens == expected
     assert by_table >= 15 > stats["accepted"]
 
-    # Of the two orders the longer context counts: behind (5, 300) comes 41, behind 300 mostly something else.
+    # The longer context counts: after (5, 300) comes 41, after 300 mostly something else.
     misled = tmp_path / "misled.mxb"
     misled.write_bytes(
         tiny.with_ngrams(bundle.read_bytes(), [expected] * 9 + [[token, 3] for token in expected] * 40)

@@ -1,4 +1,4 @@
-"""calibrate and evaluate origin on fixture T: numbers are what they are called, and a schedule comes out."""
+"""calibrate and evaluate origin on fixture T: numbers are what their names say, and a schedule comes out."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_calibrate_writes_a_schedule_that_packs(
     assert plot.read_bytes().startswith(b"\x89PNG")
     pack(long_bundle.parent, tmp_path / "scheduled.mxb", schedule=out)
     assert Bundle.open(tmp_path / "scheduled.mxb").schedule.pack() == schedule.pack()
-    # The thresholds are those that so many of the rows exceed.
+    # Each threshold is exceeded by the share of rows that it stands for.
     with Model(long_bundle) as model:
         documents = origin.read_text(model, text, 2048)
         fitted = [document for i, document in enumerate(documents) if i % 3 != 2]
@@ -165,7 +165,7 @@ def test_evaluate_origin_reports_every_resource(
     assert "repaired" in capfd.readouterr().out
 
 
-def test_answers_behind_a_copied_text_are_those_behind_the_text(model: Model) -> None:
+def test_answers_after_a_copied_text_are_those_after_the_text(model: Model) -> None:
     text, questions = TEXT[:70], [TEXT[i : i + 5] for i in range(3)]
     options: dict[str, Any] = {"precision": "base", "draft": "ngram", "kv": "tiered", "max_rows": 64}
     with Engine(model, ctx=128, threads=1, max_seqs=4, **options) as engine:
@@ -204,7 +204,7 @@ def test_a_context_that_the_model_does_not_have_is_left_out(model: Model) -> Non
     assert together == memory == origin_memory.measure_cache_speed(model, text, (2048,), threads=1) == {}
 
 
-def test_acceptance_is_that_of_drafts_behind_the_text(
+def test_acceptance_is_that_of_drafts_after_the_text(
     long_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(origin_memory, "TAIL", 40)
@@ -216,7 +216,7 @@ def test_acceptance_is_that_of_drafts_behind_the_text(
         for _ in sequence.generate(TEXT[:60]):
             pass
         ids = sequence.tokens
-    path = tmp_path / "known.mxb"  # a table that knows how the model goes on
+    path = tmp_path / "known.mxb"  # a table that knows what the model writes next
     path.write_bytes(tiny.with_ngrams(long_bundle.read_bytes(), [np.array(ids)] * 2))
     reported: list[Any] = []
     found = origin_memory.measure_caches(
@@ -248,7 +248,7 @@ def test_acceptance_is_that_of_drafts_behind_the_text(
 
 
 def test_another_schedule_leaves_the_rest_of_a_bundle_as_it_is(long_bundle: Path) -> None:
-    """Also where sections behind it count on their places, as a drafter's do."""
+    """Also where later sections are referred to by index, as a drafter's are."""
     good = tiny.with_schedule(long_bundle.read_bytes(), Schedule.default(4))
     path = long_bundle.parent / "drafting.mxb"
     path.write_bytes(tiny.with_drafter(good, tiny.drafter(Bundle(good).config)))

@@ -1,4 +1,4 @@
-"""The measurements of the compute consumer are what they are called."""
+"""The measurements for compute are what their names say."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = [[3 + i, 40 + 2 * i, 9, 3 + i, 40 + 2 * i] for i in range(12)]
 
 @pytest.fixture(scope="module")
 def model(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """Fixture T with a table of what it says itself to some of the prompts."""
+    """Fixture T with a table of its own answers to some of the prompts."""
     with Model(bundle) as plain, Engine(plain, ctx=64, threads=1, precision="base", max_seqs=4) as engine:
         said = [p + made for p, made in zip(PROMPTS, Batch(engine, PROMPTS, 4, 24).run(), strict=True)]
     path = tmp_path_factory.mktemp("origin") / "t.mxb"
@@ -99,7 +99,7 @@ def test_records_become_examples() -> None:
 
 
 def test_examples_are_judged_on_the_prompts_that_were_not_fitted() -> None:
-    """The chance is right on even prompts and upside down on odd ones."""
+    """The chance is right on even prompts and inverted on odd ones."""
     rng = np.random.default_rng(4)
     found = []
     for i in range(4000):

@@ -1,5 +1,5 @@
-"""Mixed precision: which rows get full precision, what that makes of them, and that nothing but the tokens
-before decides it. (That drafts don't: test_speculation.py.)"""
+"""Mixed precision: which rows get full precision, what that makes of them, and that only the preceding tokens
+decide it. (That drafts do not: test_speculation.py.)"""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_rows_before_the_first_look_are_base_precision(model: Model) -> None:
         got = logits(mixed, TEXT, never)
         assert (got[:3] == expected[:3]).all()
         assert not (got[3] == expected[3]).all()  # the fourth is due
-        assert not (got[4] == expected[4]).all()  # and leaves others' keys and values behind
-        # Each fourth row is not asked, for it is computed at full precision at once.
+        assert not (got[4] == expected[4]).all()  # and left other keys and values
+        # Every fourth row has no base token, for it is computed at full precision at once.
         assert seen == [position for position in range(1, len(TEXT) + 1) if position % 4]
 
 
 def test_a_look_repairs_the_rows_before_it(model: Model) -> None:
-    """Behind a look all keys and values are those of full precision, as behind a prompt."""
+    """After a full-precision pass all keys and values are at full precision, as after a prompt."""
     with Engine(model, **MIXED) as mixed, Engine(model, precision="full", draft="off") as full:
         wanted = logits(full, TEXT)
         got = logits(mixed, TEXT[:20], lambda row: row.position in (2, 3, 7, 10, 11))
@@ -157,7 +157,7 @@ def test_sequences_that_share_looks_are_as_alone(model: Model) -> None:
 
 
 def test_nobody_waits_for_others_for_long(model: Model) -> None:
-    """A sequence whose every row is core, beside one that has none and nothing due."""
+    """One sequence whose every row is core, and one that has no core row and nothing due."""
     options: dict[str, Any] = {**MIXED, "catch_up": 32}
     with (
         Engine(model, ctx=64, max_seqs=2, **options) as engine,
@@ -199,7 +199,7 @@ def test_second_prompts_and_truncation_leave_nothing_behind(model: Model) -> Non
 
 
 def test_kept_tokens_are_as_a_prompt(model: Model) -> None:
-    """Also those that were at base precision when they were cut off."""
+    """Even rows that were at base precision when they were cut off."""
     with Engine(model, ctx=128, **MIXED) as engine:
         with Sequence(engine, max_tokens=10, ignore_eos=True) as sequence:
             for _ in sequence.generate(TEXT[:6]):
@@ -265,7 +265,7 @@ def test_a_copy_waits_as_the_original(model: Model) -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2])
 def test_a_copy_catches_up_as_the_original(model: Model, fraction: float) -> None:
-    """Whenever it is made, in passes at full precision that have no room for all rows, too."""
+    """Whenever the copy is made, even between full-precision passes that have no room for all rows."""
     sampling: dict[str, Any] = {"temperature": 0.8, "seed": 5}
     with (
         Engine(
@@ -303,7 +303,7 @@ def _loud_at_full(folder: Path, loud: int | None) -> Path:
 
 
 def test_what_base_precision_made_stands_if_full_precision_fails(tmp_path: Path) -> None:
-    """The step that commits it succeeds; the next one tells the fault, and again the one after it."""
+    """The step that commits it succeeds; the next one reports the fault, and so does the one after."""
 
     def text(opened: Model, rule: Any, coming: list[int]) -> Iterator[list[int]]:
         options = {**MIXED, "catch_up": 32, "draft": "ngram", "draft_min": 3, "draft_max": 3}
@@ -331,12 +331,12 @@ def test_what_base_precision_made_stands_if_full_precision_fails(tmp_path: Path)
         made = TEXT[:4]
         with pytest.raises(NumericError, match=f"at position {at}"):
             made.extend(token for output in steps for token in output)
-        assert made == expected[: at + 2]  # the row behind the loud one is core
+        assert made == expected[: at + 2]  # the row after the loud one is core
 
 
 def test_everything_on_depends_on_the_tokens_alone(bundle: Path, tmp_path: Path) -> None:
-    """Mixed precision over a cache in tiers that change several times: whoever drafts, on however many
-    threads, in whatever chunks; and after a truncation it is as if nothing had been."""
+    """Mixed precision over a tiered cache whose tiers change several times, with every drafter, thread count
+    and chunk size; after a truncation it is as if the cut tokens had never been."""
     path = scheduled(bundle, tmp_path, recent=32, core_tokens=0.2)
     options: dict[str, Any] = {**MIXED, "ctx": 224, "kv": "tiered"}
     prompt = TEXT + TEXT[::-1]
@@ -377,13 +377,13 @@ def scheduled(bundle: Path, folder: Path, **changes: Any) -> Path:
 def test_precision_is_the_bundles_or_the_callers(bundle: Path, model: Model, tmp_path: Path) -> None:
     with Engine(model) as plain, Engine(model, core_fraction=1) as all_core:
         assert plain.plan.precision == all_core.plan.precision == "full"
-    assert model.plan(core_fraction=0.9).precision == "full"  # for less bytes than so many looks
+    assert model.plan(core_fraction=0.9).precision == "full"  # it reads fewer bytes than so many full passes
     assert model.plan(**MIXED).precision == "auto"  # type: ignore[arg-type]
     with Model(scheduled(bundle, tmp_path, core_fraction=0.05, catch_up=8)) as ready:
         assert ready.plan().precision == "auto"
         assert ready.plan(core_fraction=1).precision == "full"
         assert ready.plan(precision="base").precision == "base"
-        with Engine(ready) as engine:  # golden are the planes
+        with Engine(ready) as engine:  # the golden digests are of the planes
             assert engine.verify().digest == Engine(ready, precision="full").verify().digest
 
 
@@ -415,7 +415,7 @@ def test_weights_and_thresholds_of_the_schedule_decide(bundle: Path, tmp_path: P
             for record in asked:
                 assert record.score == pytest.approx(1 - 2 * record.confidence, abs=1e-6)
                 assert (record.look == "core") == (record.score > record.threshold)
-            # Each row moves the threshold by a tenth of how far the fraction is missed.
+            # Each row moves the threshold by a tenth of the distance to the fraction.
             expected = threshold
             for record in asked:
                 assert record.threshold == pytest.approx(expected, abs=1e-4)

@@ -309,7 +309,7 @@ def test_sensitivity_names_the_layer_that_suffers(checkpoint: Checkpoint) -> Non
     ]
     divergence = {group: s.quality.kl for group, s in found.items()}
     assert divergence["layers.0"] == pytest.approx(0, abs=1e-6)
-    # Each is measured apart from those before it: layer 1 is all there is to lose in the layers.
+    # Each group is measured alone: among the layers, only layer 1 has anything to lose.
     assert divergence["layers.1"] == pytest.approx(divergence["all layers"], rel=1e-3)
     assert min(divergence["layers.1"], divergence["embedding"], divergence["head"]) > 1e-3
     head = found["head"]

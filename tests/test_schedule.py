@@ -1,4 +1,4 @@
-"""The schedule section: file and section are the same settings, and what is none is refused."""
+"""The schedule section: file and section hold the same settings, and anything else is refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Speculation never changes the output: whoever drafts, however much, on however many threads, greedy or
-sampled, every sequence gets the tokens, text, stop and counts of plain decoding. And it does speculate."""
+"""Speculation never changes the output: with every drafter, draft length and thread count, greedy or sampled,
+each sequence gets the tokens, text, stop and counts of plain decoding. And it does speculate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mxdraft.ship.build import sources
 from mxdraft.train.drafter import TrainedDrafter
 from numpy.typing import NDArray
 
-TOKENS = 8  # generated behind each prompt of the matrix
+TOKENS = 8  # generated after each prompt of the matrix
 MIXED: dict[str, Any] = {"core_fraction": 0.1, "catch_up": 4}  # under precision auto
 LENGTHS = range(9)  # drafted tokens of a step; 0: as many as may pay
 SAMPLINGS: dict[str, dict[str, float]] = {
@@ -70,7 +70,7 @@ class Run(NamedTuple):
     outcomes: list[Outcome]
     drafted: int
     accepted: int
-    beside: int  # accepted nodes that had an elder sibling; of knowing drafters only
+    on_branch: int  # accepted nodes that had an elder sibling; of knowing drafters only
     expected: int  # what those count as accepted
     records: list[list[TokenRecord]]  # what was known of each token
 
@@ -100,7 +100,7 @@ def run_together(
         **MIXED if precision == "auto" else {},
     ) as engine:
         if length == 0:
-            set_costs(engine, row=0.001)  # else none would pay beside so many other rows
+            set_costs(engine, row=0.001)  # else none would pay with so many other rows
         sequences, drafters = [], []
         for seed, prompt in enumerate(prompts):
             sequences.append(Timeline(engine, max_tokens=tokens, seed=seed, **sampling))  # type: ignore[arg-type]
@@ -124,15 +124,15 @@ def run_together(
         outcomes,
         sum(numbers["drafted"] for numbers in stats),
         sum(numbers["accepted"] for numbers in stats),
-        sum(drafter.beside for drafter in drafters),
+        sum(drafter.on_branch for drafter in drafters),
         sum(drafter.accepted for drafter in drafters),
         records,
     )
 
 
 def set_costs(engine: Engine, row: float, base: float = 0.0, seconds: float = 1.0) -> None:
-    """Let each further row, and a step at base precision, cost so many steps of one row, of so many seconds
-    each. No real one takes longer than one second, so the engine has nothing to correct."""
+    """Set the costs of each further row and of a step at base precision, in steps of one row that are said to
+    take so many seconds. No real step takes a second, so the engine has nothing to correct."""
     library = load()
     costs = library.ffi.new(
         "mxd_costs *", {"step": [seconds * (1 + row * (n - 1)) for n in range(17)], "base": seconds * base}
@@ -180,7 +180,7 @@ DRAFTERS = [*PROPOSERS, "ngram", "model", "auto"]
 def compare(
     model: Model, plain: Plain, drafter: str, sampling: str, length: int, threads: int, precision: Precision
 ) -> Run:
-    """One point of the matrix, which must be plain decoding's; what it drafted."""
+    """Run one point of the matrix, which must equal plain decoding; return what it drafted."""
     expected = plain(sampling, precision)
     proposer = PROPOSERS.get(drafter)
     run = run_together(
@@ -218,7 +218,7 @@ def test_drafts_change_nothing(drafting: Model, plain: Plain, drafter: str, thre
         else:
             assert accepted > {"model": 0, "ngram": 20, "auto": 20}.get(drafter, 300)
         if drafter == "tree":
-            assert sum(run.beside for run in those) > 50
+            assert sum(run.on_branch for run in those) > 50
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -238,7 +238,7 @@ def known(drafting: Model) -> Callable[[str], list[list[TokenRecord]]]:
 def test_drafts_change_nothing_under_mixed_precision(
     drafting: Model, plain: Plain, known: Callable[[str], list[list[TokenRecord]]], drafter: str
 ) -> None:
-    """Nor what is known of each token, nor which ones get full precision."""
+    """Nor does it change what is known of each token, or which ones get full precision."""
     for sampling, length, threads in (
         ("greedy", 0, 1),
         ("greedy", 1, 2),
@@ -254,7 +254,7 @@ def test_mixed_precision_is_neither_of_the_two(
     plain: Plain, known: Callable[[str], list[list[TokenRecord]]]
 ) -> None:
     looks = Counter(record.look for records in known("greedy") for record in records)
-    assert looks["all"] == len(PROMPTS)  # behind the prompts
+    assert looks["all"] == len(PROMPTS)  # after the prompts
     assert min(looks["none"], looks["core"], looks["due"]) > 20
     mixed = plain("greedy", "auto")
     assert mixed not in (plain("greedy", "base"), plain("greedy", "full"))
@@ -317,7 +317,7 @@ def engines(drafting: Model) -> Iterator[tuple[Engine, Engine]]:
 
 @pytest.fixture(scope="module")
 def continuation(engines: tuple[Engine, Engine]) -> Callable[[int, str], list[int]]:
-    """What plain decoding makes of a prompt until the context is full, by its number and the sampling."""
+    """What plain decoding writes until the context is full, by prompt number and sampling."""
 
     @cache
     def ids(number: int, sampling: str) -> list[int]:
@@ -367,8 +367,8 @@ def test_any_end_is_that_of_plain_decoding(
     more: list[int],
     cut: int,
 ) -> None:
-    """The drafter knows what comes behind the end as well. Afterwards the sequence goes on alike, and what
-    its cache holds gives the same logits."""
+    """The drafter even knows what would follow the end. Afterwards the sequence continues in the same way,
+    and its cache gives the same logits."""
     coming = continuation(number, sampling)
     whole = drafting.decode(token for token in coming if not drafting.is_special(token))
     stops = [whole[a % len(whole) :][:n] for a, n, _ in places]
@@ -439,7 +439,7 @@ def test_limit_and_context_cut_drafts(
 ) -> None:
     for number in range(8):
         prompt, coming = PROMPTS[number], continuation(number, "greedy")
-        # The second prompt leaves room for so many.
+        # The second prompt leaves room for that many.
         for ids, limit, stop in ((prompt, max_tokens, "limit"), (coming, 0, "context")):
             with Timeline(engines[1], ignore_eos=True, max_tokens=limit) as sequence:
                 before = ids if stop == "limit" else prompt + coming[: len(coming) - max_tokens]
@@ -474,13 +474,13 @@ def test_oracle_of_fixed_length_makes_one_token_more(drafting: Model, length: in
 
 @pytest.mark.parametrize("row", [0.005, 0.02, 0.05, 0.1, 0.3, 1.0])
 def test_evil_drafts_cost_little(drafting: Model, row: float) -> None:
-    """Over 250 tokens, what verifying them costs by a table in which each further row costs so many steps."""
+    """What verification costs over 250 tokens, by a table in which each further row costs so many steps."""
     with (
         Engine(drafting, threads=1, precision="base", draft="ngram", draft_max=8) as engine,
         Timeline(engine, ignore_eos=True) as sequence,
     ):
         set_costs(engine, row)
-        sequence.draft_with(lambda ids, most: [(ids[-1] + 1) % 3] * most)  # control tokens hardly ever come
+        sequence.draft_with(lambda ids, most: [(ids[-1] + 1) % 3] * most)  # control tokens: hardly ever made
         made = leg(sequence, [5])
         stats = sequence.stats
     assert made.generated == 255
@@ -631,7 +631,7 @@ LOUD = 7
 
 
 def test_drafted_token_that_makes_values_overflow_is_dropped(tmp_path: Path) -> None:
-    """Its embedding is near the largest float32. Plain decoding never meets it."""
+    """A token whose embedding is near the largest float32. Plain decoding never meets it."""
     export_model(tiny.checkpoint(tied=False), tmp_path)
     pack(tmp_path, tmp_path / "t.mxb")
     good = (tmp_path / "t.mxb").read_bytes()
@@ -653,7 +653,7 @@ def test_drafted_token_that_makes_values_overflow_is_dropped(tmp_path: Path) -> 
         for sampling in ({}, SAMPLINGS["top_p"]):
             expected = run_together(model, sampling).outcomes
             assert not any(LOUD in outcome.ids[:-1] for outcome in expected)
-            # Drafts of all sequences are dropped when one is loud, so let few be.
+            # When one draft is loud, those of all sequences are dropped, so let few be loud.
             for propose in (oracle, tree):
                 for threads in (1, 2):
                     prompts = PROMPTS[:3]
@@ -679,7 +679,7 @@ def test_drafted_token_that_makes_values_overflow_is_dropped(tmp_path: Path) -> 
             engine.step([sequence])
             before = sequence.tokens
             faulty.prompt([5, LOUD])
-            for _ in range(2):  # a fault that is no draft's stays one
+            for _ in range(2):  # a fault outside the drafts remains a fault
                 with pytest.raises(NumericError, match="entering layer 0 at position 1"):
                     engine.step([sequence, faulty])
                 assert (sequence.tokens, sequence.output) == (before, [])
@@ -698,7 +698,7 @@ def test_drafted_token_that_makes_values_overflow_is_dropped(tmp_path: Path) -> 
 def _drafter(
     target: Checkpoint, ids: NDArray[np.uint32], weights: dict[str, Any], features: int = 1
 ) -> TrainedDrafter:
-    """A drafter of ones and zeros, but for ``weights`` by name, that reads behind the last layers."""
+    """A drafter of ones and zeros, except ``weights`` by name, that reads after the last layers."""
     planes, norms = {}, {}
     for name, dtype, shape in required_draft_tensors(target.config, features, len(ids)):
         weight = weights.get(name, np.zeros(shape, np.float32))
@@ -729,8 +729,8 @@ LONG_PROMPTS = [[(37 * i * i + 11 * number + 3 * i) % 497 + 3 for i in range(30)
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """A target of one layer, whose drafter is a copy of it that reads no features. It only lacks the first
-    token of the context, so it is nearly always right, if its cache and positions are."""
+    """A target of one layer and a drafter that is a copy of it and reads no features. The drafter lacks only
+    the first token of the context, so it is nearly always right if its cache and positions are."""
     target = tiny.checkpoint(tied=False, layers=1)
     target.tensors["model.embed_tokens.weight"] = _signs(target.config)
     hidden = target.config.hidden
@@ -769,8 +769,8 @@ def test_drafter_follows_second_prompts_and_truncation(copied: Model) -> None:
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_drafter_whose_steps_take_longer_than_plain_ones_leaves(copied: Model, pays: bool) -> None:
-    """However often it is right: with every step longer than a plain one is said to take, it stops for good
-    after the 32 steps of its trial, and the text stays that of plain decoding."""
+    """However often it is right: if every step takes longer than a plain one is said to take, it stops for
+    good after its trial of 32 steps, and the text stays that of plain decoding."""
     prompt, tokens = LONG_PROMPTS[0], 200
     with (
         Engine(copied, ctx=256, threads=1, precision="base") as plain,
@@ -794,7 +794,7 @@ def test_drafter_whose_steps_take_longer_than_plain_ones_leaves(copied: Model, p
 
 
 def test_drafter_reads_the_features_of_its_own_rows(tmp_path: Path) -> None:
-    """Each sequence repeats a token of its own; the drafter knows it from the residual stream only."""
+    """Each sequence repeats a token of its own, which the drafter knows from the residual stream only."""
     target = tiny.checkpoint(layers=2)
     for name, tensor in target.tensors.items():
         if "_proj." in name:

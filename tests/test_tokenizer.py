@@ -363,7 +363,7 @@ STREAMS = (
 
 
 def begins_a_character(raw: bytes) -> bool:
-    """Whether ``raw`` is no character yet, but one with some bytes behind it."""
+    """Whether ``raw`` is an incomplete character that further bytes can complete."""
     for count in (1, 2, 3):
         for tail in itertools.product((0x80, 0x90, 0xA0), repeat=count):
             with contextlib.suppress(UnicodeDecodeError):
@@ -421,7 +421,7 @@ def with_words(changes: dict[int, int]) -> bytes:
 
 
 def lies() -> dict[str, bytes]:
-    last = BY_PAIR + MERGES  # behind the last word
+    last = BY_PAIR + MERGES  # after the last word
     text = 4 * last
     return {
         "empty": b"",

@@ -40,7 +40,7 @@ def model(bundle: Path) -> Iterator[Model]:
 def record(
     model: Model, path: Path, options: dict[str, Any], drafts: list[int] | None = None, **sampling: Any
 ) -> Trace:
-    """A recorded run; with ``drafts``, tokens to propose by position, full precision is asked too."""
+    """Record a run. With ``drafts`` (tokens to propose, by position), full precision is asked too."""
     ids = model.encode(PROMPT)
     with (
         Engine(model, **options) as engine,
@@ -76,7 +76,7 @@ def plain(model: Model) -> tuple[list[int], list[Any]]:
 def mixed(
     model: Model, plain: tuple[list[int], list[Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> Trace:
-    """The same run with drafts of which most are right, and what full precision alone would choose."""
+    """The same run with mostly right drafts, and what full precision alone would choose."""
     drafts = [token if i % 5 else token + 1 for i, token in enumerate(plain[0])]
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"
     return record(model, path, MIXED | {"draft_min": 2}, drafts)
@@ -113,12 +113,12 @@ def test_steps_add_up_to_the_statistics(mixed: Trace) -> None:
     assert total("seconds") == pytest.approx(statistics["prefill_s"] + statistics["decode_s"], abs=1e-4)
 
 
-def test_full_precision_chooses_behind_the_same_tokens(model: Model, mixed: Trace) -> None:
+def test_full_precision_chooses_after_the_same_tokens(model: Model, mixed: Trace) -> None:
     ids, made = model.encode(PROMPT), [line["token"] for line in mixed.tokens]
     with Engine(model, precision="full") as engine, Sequence(engine) as sequence:
         expected = sequence.logits(ids + made).argmax(axis=1)[len(ids) - 1 : -1]
     assert [line["full_token"] for line in mixed.tokens] == expected.tolist()
-    for line in mixed.tokens:  # a look gives the full model's choice
+    for line in mixed.tokens:  # a full-precision pass gives the full model's choice
         assert line["look"] == "none" or line["token"] == line["full_token"]
     assert any(line["base_token"] not in (None, line["full_token"]) for line in mixed.tokens)
 
@@ -419,7 +419,7 @@ def test_page_of_a_run_without_a_token(mixed: Trace) -> None:
 
 
 def hand_made(looks: str, base: str, full: str) -> list[dict[str, Any]]:
-    """Tokens whose look and choices are letters; "-": not known."""
+    """Tokens whose looks and choices are given as letters; "-": not known."""
     names = {"n": "none", "c": "core", "d": "due", "a": "all"}
     return [
         {"look": names[look], "base_token": None if b == "-" else ord(b), "drafted": False}
@@ -540,7 +540,7 @@ def test_the_schedule_to_copy_gives_the_chosen_threshold(
 
 # ---- Streamline ----
 
-# In place of ARM's header and source: notes what is marked, one line each. Of warnings there, nobody hears.
+# Replaces ARM's header and source: notes each mark on a line. Compiler warnings in it are not shown.
 _HEADER = """
 void note(const char *what, unsigned channel, const char *text);
 #define ANNOTATE_SETUP note("setup", 0, "")

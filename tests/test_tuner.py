@@ -1,4 +1,4 @@
-"""What engines learn while they run: no snapshot of the policy is used again while somebody reads it, engines
+"""What engines learn while they run: no snapshot of the policy is reused while somebody reads it, engines
 that share a tuner learn from each other, and no race changes what they write."""
 
 from __future__ import annotations
@@ -192,12 +192,12 @@ OPTIONS: dict[str, Any] = {"ctx": 128, "threads": 1, "precision": "base", "draft
 
 
 def evil(ids: list[int], most: int) -> list[int]:
-    """Control tokens, which hardly ever come."""
+    """Control tokens, which are hardly ever generated."""
     return [(ids[-1] + 1) % 3] * most
 
 
 def drafted(engine: Engine, tokens: int) -> int:
-    """How many tokens of an evil drafter a sequence verifies."""
+    """Return how many tokens of an always wrong drafter a sequence verifies."""
     with Timeline(engine, max_tokens=tokens, ignore_eos=True) as sequence:
         sequence.draft_with(evil)
         for _ in sequence.generate([5]):
@@ -297,7 +297,7 @@ def test_weights_of_the_bundle_make_the_chance(bundle: Path, tmp_path: Path) -> 
     assert len(texts) == 1
     places = {w: sum(r.verified for step in steps for r in step) for w, steps in seen.items()}
     assert places[Weights(0, 0, 1, 0)] > 6
-    assert places[Weights(0, 0, 1, -30)] <= 3  # now and then one is tried all the same
+    assert places[Weights(0, 0, 1, -30)] <= 3  # now and then one is tried anyway
     assert sum(len(step) for step in seen[Weights(0, 0, 1, -30)]) > 20  # they are proposed
 
 
@@ -338,7 +338,7 @@ def test_records_say_what_became_of_each_draft(model: Model) -> None:
 
 
 def test_what_has_no_place_is_learned_about(model: Model) -> None:
-    """A row costs more than any token is worth; still the share of right proposals becomes known."""
+    """A row costs more than any token is worth; the acceptance rate is learned all the same."""
     costs = load().ffi.new("mxd_costs *", {"step": [1 + 10 * max(n - 1, 0) for n in range(17)]})
     with Engine(model, **OPTIONS) as engine, Timeline(engine, max_tokens=60, ignore_eos=True) as plain:
         coming = [5, *(token for piece in plain.generate([5]) for token in piece.ids), 0]
@@ -399,7 +399,7 @@ def test_further_rows_of_the_drafter_are_those_of_several_sequences(bundle: Path
 
 @pytest.mark.parametrize(("row", "pays"), [(0.002, True), (1.0, False)])
 def test_wide_costs_decide_for_many_sequences(model: Model, row: float, pays: bool) -> None:
-    """Up to 16 rows cost alike in both cases; those behind them decide."""
+    """Up to 16 rows cost the same in both cases; the wider steps decide."""
     costs = load().ffi.new("mxd_costs *", {"step": [10 + 0.01 * n for n in range(17)]})
     costs.wide = [10.2 + row * n for n in (8, 16, 32, 48)]
     with Engine(model, **OPTIONS | {"max_seqs": 20, "max_rows": 128}) as engine:

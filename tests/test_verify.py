@@ -1,4 +1,4 @@
-"""verify --full: onnxruntime against the runtime: what agrees passes, what does not is found."""
+"""verify --full compares onnxruntime with the runtime: what agrees passes, what does not is found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mxdraft.verify.report import verification_page, verification_report
 
 @pytest.fixture(scope="module")
 def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fixture T's ONNX files; the bundle lies beside the directory, its digests right."""
+    """Fixture T's ONNX files; next to their directory is the bundle, with right digests."""
     folder = tmp_path_factory.mktemp("verify") / "t"
     export_model(tiny.checkpoint(), folder)
     packed = command("pack", folder, "-o", folder.with_suffix(".mxb"))
@@ -34,7 +34,7 @@ def onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(onnx: Path) -> dict[str, Result]:
-    """Of a quick comparison in this process."""
+    """The report of a quick comparison in this process."""
     found = {}
     with Model(onnx.with_suffix(".mxb")) as model:
         for precision in ("base", "full"):

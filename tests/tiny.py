@@ -1,8 +1,8 @@
 """Fixture T: a seeded Llama-family model of about a million parameters, with a tokenizer of its own.
 
 Its dimensions differ from each other and from the real model's: odd numbers of MX blocks, heads of 32, a
-query width that is not the hidden width, a vocabulary that fills no whole tile. Equal seeds give equal bits
-on every machine and numpy: only raw integers are drawn.
+query width other than the hidden width, a vocabulary that does not fill its last tile. Equal seeds give equal
+bits on every machine and numpy: only raw integers are drawn.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def drafter(config: Dimensions, seed: int = 1, feature_layers: tuple[int, ...] =
 
 
 def with_ngrams(bundle: bytes, documents: list[list[int]]) -> bytes:
-    """A bundle with the n-gram table of some documents behind its own sections."""
+    """A bundle with the n-gram table of some documents after its own sections."""
     file, writer = _copy(bundle)
     writer.add("draft.ngrams", [ngram_section([np.array(ids, np.uint32) for ids in documents])])
     writer.seal()
@@ -122,7 +122,7 @@ def with_ngrams(bundle: bytes, documents: list[list[int]]) -> bytes:
 
 
 def with_schedule(bundle: bytes, schedule: Schedule) -> bytes:
-    """A bundle with the settings of the dynamic origin behind its own sections."""
+    """A bundle with the settings of the dynamic origin after its own sections."""
     file, writer = _copy(bundle)
     writer.add("schedule", [schedule.pack()])
     writer.seal()
@@ -130,7 +130,7 @@ def with_schedule(bundle: bytes, schedule: Schedule) -> bytes:
 
 
 def with_drafter(bundle: bytes, drafter: TrainedDrafter) -> bytes:
-    """A bundle with the sections of a drafter behind its own."""
+    """A bundle with the sections of a drafter after its own."""
     parsed = Bundle(bundle)
     file, writer = _copy(bundle)
     add_drafter(writer, drafter, parsed.config)
@@ -225,7 +225,7 @@ def _tensor(raw: np.random.PCG64, name: str, shape: tuple[int, ...]) -> NDArray[
     uniform = (bits * np.float32(2.0**-23) - np.float32(1)).reshape(shape)
     if name.endswith("norm.weight"):
         return np.float32(1) + uniform * np.float32(0.25)
-    # Embedding small beside what the layers add, else a tied head would only repeat the last token.
+    # The embedding is small compared with what the layers add, else a tied head would repeat the last token.
     deviation = 1.5 / math.sqrt(shape[1]) if "_proj." in name else 0.25
     return uniform * np.float32(deviation * math.sqrt(3))
 

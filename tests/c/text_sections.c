@@ -24,7 +24,7 @@ static uint8_t *read_file(const char *path, size_t *len) {
     return data;
 }
 
-/* A copy of exactly its size, so that the first byte behind it is poisoned. */
+/* A copy of exactly its size, so that the first byte after it is poisoned. */
 static uint8_t *damaged(const uint8_t *data, size_t *len) {
     if (pick(8) == 0) *len = pick(*len);
     uint8_t *copy = malloc(*len + 1);
