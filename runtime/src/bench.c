@@ -9,7 +9,8 @@
 #include "bandwidth.h"
 #include "clock.h"
 #include "cpu.h"
-#include "engine.h"
+#include "costs.h"
+#include "internal.h"
 
 /* Rows of one sequence in a step, which is what verifying drafts costs; behind them the step of many sequences. */
 static const uint32_t WIDTHS[] = {1, 2, 3, 4, 6, 8, 12, 16};

@@ -2,7 +2,7 @@
 #ifndef MXD_DRAFT_BASE_H
 #define MXD_DRAFT_BASE_H
 
-#include "engine.h"
+#include "internal.h"
 
 /* Replace the sequence's proposal by what base precision would generate, up to `most` tokens, if that yields more
  * tokens a second. Its passes check the proposal's likeliest chain along the way. */

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "clock.h"
 #include "layer.h"
 
 /* ---- the head: rows of the target's ---- */

@@ -2,7 +2,7 @@
 #ifndef MXD_DRAFT_MODEL_H
 #define MXD_DRAFT_MODEL_H
 
-#include "engine.h"
+#include "internal.h"
 
 /* Gather the rows of the draft vocabulary from the target's head. */
 void mxd_draft_model_init(mxd_engine *g);

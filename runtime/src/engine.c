@@ -2,9 +2,11 @@
 #include "engine.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "annotate.h"
+#include "costs.h"
 #include "cpu.h"
 #include "draft_model.h"
 #include "precision.h"
@@ -282,4 +284,20 @@ mxd_policy mxd_engine_policy(const mxd_engine *g) {
     mxd_policy policy = *mxd_tuner_begin(&g->tuner);
     mxd_tuner_end(&g->tuner);
     return policy;
+}
+
+mxd_status mxd_engine_share_tuner(mxd_engine *g, const mxd_engine *other, mxd_error *err) {
+    char mine[1024], theirs[1024];
+    for (uint32_t i = 0; i < g->max_seqs; i++)
+        if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "a tuner is shared before a sequence opens");
+    mxd_costs_describe(g, mine, sizeof mine);
+    mxd_costs_describe(other, theirs, sizeof theirs);
+    if (strcmp(mine, theirs) || memcmp(&g->model->schedule, &other->model->schedule, sizeof g->model->schedule))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "engines of different kinds cannot share a tuner: %s; %s", mine, theirs);
+    mxd_reader joined;
+    if (!mxd_tuner_join(other->tuner.tuner, &joined))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "%d engines share this tuner already", MXD_TUNER_READERS);
+    mxd_tuner_leave(&g->tuner);
+    g->tuner = joined;
+    return MXD_OK;
 }

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine.h"
+#include "internal.h"
 #include "identify.h"
 #include "monitor.h"
 

@@ -2,9 +2,7 @@
  *
  * Attention that they receive, in one layer of the target (schedule.h, monitored_layer). Each row of a step and each KV
  * head has a slot of its own, by position, so neither threads nor tiers change a bit. What a sequence has received counts
- * only rows that are committed: rejected drafts leave no trace.
- *
- * Drafted tokens: what was known of each, and what the step made of it (mxd_seq_drafts). */
+ * only rows that are committed: rejected drafts leave no trace. */
 #ifndef MXD_MONITOR_H
 #define MXD_MONITOR_H
 
@@ -25,13 +23,5 @@ void mxd_monitor_row(const mxd_engine *g, size_t m, uint32_t kv_head, float *wei
 void mxd_monitor_commit(mxd_seq *s, size_t m);
 /* Share of the attention of row m of the step that fell on positions from .. to-1; mean over all heads. */
 float mxd_attended(const mxd_engine *g, size_t m, size_t from, size_t to);
-
-/* Begin the records of a step with all that is proposed for a sequence. */
-void mxd_monitor_proposed(mxd_seq *s);
-/* What is left of the proposal was verified. */
-void mxd_monitor_verified(mxd_seq *s);
-/* The target chose this token behind the newest one: so what was proposed there and had no place was right or not, and
- * its kind is learned about for nothing. */
-void mxd_monitor_chosen(const mxd_seq *s, uint32_t token);
 
 #endif

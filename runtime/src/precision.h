@@ -4,7 +4,7 @@
 #ifndef MXD_PRECISION_H
 #define MXD_PRECISION_H
 
-#include "engine.h"
+#include "internal.h"
 
 /* Whether the sequence's next row runs at full precision. */
 int mxd_runs_full(const mxd_seq *s);

@@ -5,9 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "clock.h"
 #include "cpu.h"
 #include "draft_model.h"
+#include "engine.h"
 #include "precision.h"
+#include "sequence.h"
 #include "utf8.h"
 
 mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {

@@ -3,8 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "bytes.h"
 #include "hash.h"
+#include "internal.h"
 
 /* Digest one prompt: logits of every prompt position, then of every greedily chosen token. */
 static mxd_status digest_prompt(mxd_seq *s, const uint32_t *ids, uint32_t count, uint32_t greedy, float *logits,

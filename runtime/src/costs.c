@@ -1,4 +1,3 @@
-/* What a step costs on this machine, by its number of rows: measured once, kept in a file. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -8,8 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "clock.h"
+#include "costs.h"
 #include "cpu.h"
 #include "draft_model.h"
+#include "engine.h"
 #include "hash.h"
 
 enum { REPEAT = 5, WIDE_REPEAT = 3, NARROW = 9, MEASURED = NARROW + MXD_WIDE_COSTS };
@@ -123,8 +125,7 @@ static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
 
 /* ---- the file ---- */
 
-/* Everything the costs depend on, as text. */
-static void describe(const mxd_engine *g, char *out, size_t cap) {
+void mxd_costs_describe(const mxd_engine *g, char *out, size_t cap) {
     char cpu[256] = "";
     FILE *f = fopen("/proc/cpuinfo", "re");
     if (f) {
@@ -147,7 +148,7 @@ static void costs_path(const mxd_engine *g, const char *directory, char *out, si
     char key[1024];
     uint8_t digest[32];
     mxd_sha256 sha;
-    describe(g, key, sizeof key);
+    mxd_costs_describe(g, key, sizeof key);
     mxd_sha256_init(&sha);
     mxd_sha256_update(&sha, key, strlen(key));
     mxd_sha256_final(&sha, digest);
@@ -229,21 +230,5 @@ mxd_status mxd_engine_measure_costs(mxd_engine *g, const char *directory, mxd_er
         costs_path(g, directory, path, sizeof path);
         write_costs(g, path, &costs);
     }
-    return MXD_OK;
-}
-
-mxd_status mxd_engine_share_tuner(mxd_engine *g, const mxd_engine *other, mxd_error *err) {
-    char mine[1024], theirs[1024];
-    for (uint32_t i = 0; i < g->max_seqs; i++)
-        if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "a tuner is shared before a sequence opens");
-    describe(g, mine, sizeof mine);
-    describe(other, theirs, sizeof theirs);
-    if (strcmp(mine, theirs) || memcmp(&g->model->schedule, &other->model->schedule, sizeof g->model->schedule))
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "engines of different kinds cannot share a tuner: %s; %s", mine, theirs);
-    mxd_reader joined;
-    if (!mxd_tuner_join(other->tuner.tuner, &joined))
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "%d engines share this tuner already", MXD_TUNER_READERS);
-    mxd_tuner_leave(&g->tuner);
-    g->tuner = joined;
     return MXD_OK;
 }

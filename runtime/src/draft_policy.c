@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "draft.h"
-#include "engine.h"
+#include "draft_policy.h"
 
 enum { COST_ROWS = 16, PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 32, MODEL_PAUSE = 256 };
 
