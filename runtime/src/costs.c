@@ -10,7 +10,6 @@
 #include "clock.h"
 #include "costs.h"
 #include "cpu.h"
-#include "draft_model.h"
 #include "engine.h"
 #include "hash.h"
 
@@ -47,10 +46,9 @@ static double *cost_of(mxd_costs *c, int width) {
 
 mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
                          mxd_error *err) {
-    g->row_count = g->side_used = 0;
+    mxd_clear_rows(g);
     position = mxd_kv_any_position(g, position, rows);
-    for (uint32_t k = 0; k < rows; k++)
-        g->rows[g->row_count++] = (mxd_row){.position = position + k, .wants = MXD_WANTS_WINNER};
+    for (uint32_t k = 0; k < rows; k++) mxd_add_row(g, &g->seqs[0], position + k, 0, MXD_OUTPUT_WINNER);
     double start = mxd_now();
     mxd_status status = mxd_forward(g, precision, err);
     *seconds = mxd_now() - start;
@@ -72,8 +70,8 @@ static mxd_status time_steps(mxd_engine *g, mxd_costs *out, mxd_error *err) {
             if (status) return status;
             if (round >= 0) *cost = *cost > 0 ? least(*cost, seconds) : seconds;
         }
-        double draft = g->features ? mxd_draft_model_time(g, 1) : 0, base = 0;
-        double together = g->features ? mxd_draft_model_time(g, g->max_seqs) : 0;
+        double draft = g->drafter.in_use ? mxd_draft_model_time(g, 1) : 0, base = 0;
+        double together = g->drafter.in_use ? mxd_draft_model_time(g, g->max_seqs) : 0;
         mxd_status status = mxd_first_pass(g) ? mxd_time_rows(g, first_position(g), 1, 0, &base, err) : MXD_OK;
         if (status) return status;
         out->draft = round <= 0 ? draft : least(draft, out->draft);
@@ -139,7 +137,7 @@ void mxd_costs_describe(const mxd_engine *g, char *out, size_t cap) {
     snprintf(out, cap,
              "mxdraft %s %s %s %s threads %u precision %d kv %d drafter %d rows %u from %u model %u %u %u %u %" PRIu64 " %s",
              mxd_version(), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
-             g->plan.threads, mxd_first_pass(g), (int)g->kv.mode, g->features != NULL, widest(g), first_position(g),
+             g->plan.threads, mxd_first_pass(g), (int)g->kv.mode, g->drafter.in_use, widest(g), first_position(g),
              c->hidden, c->layers,
              c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }

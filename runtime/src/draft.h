@@ -34,4 +34,10 @@ typedef struct mxd_proposal {
     float path[MXD_MAX_DRAFT];     /* estimated probability that the node and all above it are right */
 } mxd_proposal;
 
+/* What drafting took in a pass; whoever drafts adds to it. */
+typedef struct mxd_draft_use {
+    uint64_t bytes;   /* read, of weights */
+    double drafter_s; /* seconds of the trained drafter's passes */
+} mxd_draft_use;
+
 #endif

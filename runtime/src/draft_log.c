@@ -10,14 +10,24 @@ static uint32_t source_of(uint8_t kind) {
                                    : MXD_SOURCE_BASE;
 }
 
+void mxd_draft_log_begin(mxd_seq *s) {
+    s->drafts.count = 0;
+}
+
+mxd_proposal *mxd_draft_log_clear(mxd_seq *s) {
+    s->drafts.proposal.count = 0;
+    return &s->drafts.proposal;
+}
+
 void mxd_draft_log_proposed(mxd_seq *s) {
-    mxd_proposal *d = &s->proposal;
-    s->record_count = d->count;
+    mxd_draft_log *log = &s->drafts;
+    mxd_proposal *d = &log->proposal;
+    log->count = d->count;
     for (uint32_t i = 0; i < d->count; i++) {
-        const mxd_draft_record *parent = d->parent[i] < 0 ? NULL : &s->draft_records[d->parent[i]];
+        const mxd_draft_record *parent = d->parent[i] < 0 ? NULL : &log->records[d->parent[i]];
         d->record[i] = (uint8_t)i;
-        s->record_kind[i] = d->kind[i];
-        s->draft_records[i] = (mxd_draft_record){
+        log->kind[i] = d->kind[i];
+        log->records[i] = (mxd_draft_record){
             .token = d->token[i],
             .parent = d->parent[i],
             .depth = parent ? parent->depth + 1 : 0,
@@ -30,19 +40,34 @@ void mxd_draft_log_proposed(mxd_seq *s) {
 }
 
 void mxd_draft_log_verified(mxd_seq *s) {
-    for (uint32_t i = 0; i < s->proposal.count; i++) s->draft_records[s->proposal.record[i]].verified = 1;
+    mxd_draft_log *log = &s->drafts;
+    for (uint32_t i = 0; i < log->proposal.count; i++) log->records[log->proposal.record[i]].verified = 1;
 }
 
 void mxd_draft_log_chosen(const mxd_seq *s, uint32_t token) {
-    for (uint32_t i = 0; i < s->record_count; i++) {
-        const mxd_draft_record *record = &s->draft_records[i];
+    const mxd_draft_log *log = &s->drafts;
+    for (uint32_t i = 0; i < log->count; i++) {
+        const mxd_draft_record *record = &log->records[i];
         if (record->parent >= 0 || record->verified) continue;
-        mxd_observation seen = {.seen = MXD_SEEN_DRAFT, .kind = s->record_kind[i], .accepted = record->token == token};
-        mxd_tuner_report(&s->engine->tuner, &seen);
+        mxd_observation observation = {
+            .type = MXD_OBSERVED_DRAFT, .kind = log->kind[i], .accepted = record->token == token};
+        mxd_tuner_report(&s->engine->tuner, &observation);
     }
 }
 
+void mxd_draft_log_accepted(mxd_seq *s, uint32_t node) {
+    s->drafts.records[s->drafts.proposal.record[node]].accepted = 1;
+}
+
+void mxd_draft_log_committed(mxd_seq *s, size_t at, bool drafted) {
+    s->drafts.drafted[at] = drafted;
+}
+
 const mxd_draft_record *mxd_seq_drafts(const mxd_seq *s, size_t *n) {
-    *n = s->record_count;
-    return s->draft_records;
+    *n = s->drafts.count;
+    return s->drafts.records;
+}
+
+const uint8_t *mxd_seq_drafted(const mxd_seq *s) {
+    return s->drafts.drafted;
 }

@@ -131,8 +131,8 @@ static void learn_step(mxd_policy *p, const mxd_observation *o) {
 }
 
 void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
-    if (o->seen == MXD_SEEN_DRAFT) learn_draft(p, o);
-    else if (o->seen == MXD_SEEN_CHOICE) learn_choice(p, (mxd_choice)o->choice);
+    if (o->type == MXD_OBSERVED_DRAFT) learn_draft(p, o);
+    else if (o->type == MXD_OBSERVED_CHOICE) learn_choice(p, (mxd_choice)o->choice);
     else learn_step(p, o);
 }
 

@@ -8,7 +8,7 @@
 #include "status.h"
 
 /* What steps tell the policy. */
-typedef enum mxd_seen { MXD_SEEN_DRAFT, MXD_SEEN_CHOICE, MXD_SEEN_STEP } mxd_seen;
+typedef enum mxd_observation_type { MXD_OBSERVED_DRAFT, MXD_OBSERVED_CHOICE, MXD_OBSERVED_STEP } mxd_observation_type;
 
 /* What became of a step's proposals. */
 typedef enum mxd_choice {
@@ -23,7 +23,7 @@ typedef struct mxd_observation {
     float drafter_s;         /* of these: passes of the trained drafter */
     float drafter_gain;      /* share of the time of verifying that its tokens were expected to save */
     uint16_t rows, tokens;   /* verified; made */
-    uint8_t seen;            /* mxd_seen */
+    uint8_t type;            /* mxd_observation_type */
     uint8_t kind, accepted;  /* a drafted token whose parent was right: whether it was too */
     uint8_t verified : 1;    /* it had a place in the step */
     uint8_t choice : 4;      /* mxd_choice */

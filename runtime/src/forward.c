@@ -1,4 +1,5 @@
-/* One step of the target: the step's rows through all layers, then the head for those that want it. */
+#include "forward.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -27,8 +28,9 @@ static void scan_logits(mxd_head_part *part, uint32_t outcome, const float *y, u
     if (best >= infinity || least <= ~infinity) {
         uint32_t i = 0;
         while (isfinite(y[i])) i++;
-        if (part->fault_token == UINT32_MAX || outcome < part->fault_outcome)
-            part->fault_outcome = outcome, part->fault_token = token + i;
+        if (part->fault_token != UINT32_MAX && part->fault_outcome <= outcome) return;
+        part->fault_outcome = outcome;
+        part->fault_token = token + i;
         return;
     }
     if (best <= ordered(part->second[outcome])) return;
@@ -49,7 +51,7 @@ static void run_head(const mxd_worker *w) {
     const mxd_model *m = g->model;
     mxd_head_part *part = &g->head_parts[w->thread];
     size_t nblocks = m->head.cols / MXD_BLOCK, padded = mxd_pad_tile(m->head.rows), rows = g->outcome_count, from, to;
-    mxd_normalize(w, rows, g->outcomes, m->final_norm[g->pass], m->config.layers);
+    mxd_normalize(w, rows, g->outcomes, m->final_norm[g->pass_precision], m->config.layers);
     mxd_act act = mxd_act_of(w, rows);
     part->fault_token = UINT32_MAX;
     for (size_t i = 0; i < rows; i++) part->best[i] = part->second[i] = -INFINITY;
@@ -73,8 +75,9 @@ static mxd_status join_head(mxd_engine *g, mxd_error *err) {
     uint32_t threads = mxd_pool_size(g->pool), fault_outcome = UINT32_MAX, fault_token = 0;
     for (uint32_t t = 0; t < threads; t++) {
         const mxd_head_part *part = &g->head_parts[t];
-        if (part->fault_token != UINT32_MAX && part->fault_outcome < fault_outcome)
-            fault_outcome = part->fault_outcome, fault_token = part->fault_token;
+        if (part->fault_token == UINT32_MAX || part->fault_outcome >= fault_outcome) continue;
+        fault_outcome = part->fault_outcome;
+        fault_token = part->fault_token;
     }
     if (fault_outcome != UINT32_MAX)
         return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite logit of token %u at position %u", fault_token,
@@ -83,8 +86,10 @@ static mxd_status join_head(mxd_engine *g, mxd_error *err) {
         float best = -INFINITY, second = -INFINITY;
         for (uint32_t t = 0; t < threads; t++) {
             const mxd_head_part *part = &g->head_parts[t];
-            float lesser = part->best[i] > best ? best : part->best[i];
-            if (part->best[i] > best) best = part->best[i], g->outcomes[i].winner = part->winner[i];
+            bool better = part->best[i] > best;
+            float lesser = better ? best : part->best[i];
+            if (better) best = part->best[i];
+            if (better) g->outcomes[i].winner = part->winner[i];
             if (lesser > second) second = lesser;
             if (part->second[i] > second) second = part->second[i];
         }
@@ -93,7 +98,7 @@ static mxd_status join_head(mxd_engine *g, mxd_error *err) {
     return MXD_OK;
 }
 
-/* ---- the step ---- */
+/* ---- the pass ---- */
 
 /* The drafter reads the residual stream behind some layers: copy it, before the next layer adds to it. */
 static void keep_features(const mxd_worker *w, uint32_t layers_done) {
@@ -104,7 +109,7 @@ static void keep_features(const mxd_worker *w, uint32_t layers_done) {
         if (d->feature_layer[f] != layers_done) continue;
         mxd_my_part(w, g->row_count, &from, &to);
         for (size_t m = from; m < to; m++)
-            memcpy(g->features + (m * d->features + f) * hidden, g->x + m * hidden, hidden * sizeof(float));
+            memcpy(g->drafter.features + (m * d->features + f) * hidden, g->x + m * hidden, hidden * sizeof(float));
     }
 }
 
@@ -118,19 +123,33 @@ static void forward_job(void *arg, uint32_t thread) {
     mxd_barrier(&w);
     for (uint32_t l = 0; l < c->layers; l++) {
         mxd_run_layer(&w, &g->model->layers[l], l);
-        if (g->features) keep_features(&w, l + 1);
+        if (g->drafter.in_use) keep_features(&w, l + 1);
     }
     if (g->outcome_count) run_head(&w);
+}
+
+void mxd_clear_rows(mxd_engine *g) {
+    g->row_count = g->outcome_count = g->side_count = 0;
+}
+
+mxd_row *mxd_add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t token, mxd_output output) {
+    mxd_row *row = &g->rows[g->row_count++];
+    *row = (mxd_row){.slot = s->slot, .position = (uint32_t)position, .token = token, .output = output};
+    return row;
+}
+
+size_t mxd_logit_chunk(const mxd_engine *g) {
+    return g->max_rows < g->logit_rows ? g->max_rows : g->logit_rows;
 }
 
 mxd_status mxd_forward(mxd_engine *g, int precision, mxd_error *err) {
     const mxd_config *c = &g->model->config;
     float *logits = g->logits;
-    g->pass = precision;
+    g->pass_precision = precision;
     g->outcome_count = 0;
     for (size_t m = 0; m < g->row_count; m++) {
-        if (g->rows[m].wants == MXD_WANTS_NOTHING) continue;
-        int all = g->rows[m].wants == MXD_WANTS_LOGITS;
+        if (g->rows[m].output == MXD_OUTPUT_NONE) continue;
+        bool all = g->rows[m].output == MXD_OUTPUT_LOGITS;
         g->outcomes[g->outcome_count++] = (mxd_outcome){.row = (uint32_t)m, .logits = all ? logits : NULL};
         if (all) logits += mxd_pad_tile(c->vocab);
     }
@@ -144,14 +163,4 @@ mxd_status mxd_forward(mxd_engine *g, int precision, mxd_error *err) {
         return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite value before the head at position %u", row->position);
     return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite value entering layer %u at position %u", (unsigned)(fault >> 32),
                     row->position);
-}
-
-mxd_row *mxd_add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t token, mxd_wants wants) {
-    mxd_row *row = &g->rows[g->row_count++];
-    *row = (mxd_row){.slot = s->slot, .position = (uint32_t)position, .token = token, .wants = wants};
-    return row;
-}
-
-size_t mxd_logit_chunk(const mxd_engine *g) {
-    return g->max_rows < g->logit_rows ? g->max_rows : g->logit_rows;
 }

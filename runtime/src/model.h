@@ -21,6 +21,10 @@ typedef struct mxd_layer {
     const float *attention_norm[2], *ffn_norm[2]; /* (hidden) */
 } mxd_layer;
 
+static inline size_t mxd_pad_tile(size_t n) {
+    return (n + MXD_TILE_ROWS - 1) / MXD_TILE_ROWS * MXD_TILE_ROWS;
+}
+
 typedef struct mxd_config {
     uint32_t hidden, layers, heads, kv_heads, head_dim, ffn, vocab, max_positions;
     float rms_eps;

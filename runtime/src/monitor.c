@@ -1,10 +1,38 @@
 #include "monitor.h"
 
+#include <string.h>
+
 #include "internal.h"
 
-/* By position: share of row m's attention, all heads of the model being one, that the heads of a KV head paid. */
+void mxd_monitor_take(mxd_engine *g, mxd_arena *a) {
+    if (g->monitor.in_use)
+        g->monitor.paid = mxd_take(a, (size_t)g->max_rows * g->model->config.kv_heads * g->plan.ctx, sizeof(float));
+}
+
+mxd_monitor_state mxd_monitor_take_seq(const mxd_engine *g, mxd_arena *a) {
+    mxd_monitor_state monitor = {NULL, NULL};
+    if (g->kv.mode != MXD_KV_TIERED) return monitor;
+    monitor.attended = mxd_take(a, g->plan.ctx, sizeof *monitor.attended);
+    monitor.doubt = mxd_take(a, g->plan.ctx, sizeof *monitor.doubt);
+    return monitor;
+}
+
+void mxd_monitor_copy(mxd_seq *to, const mxd_seq *from) {
+    if (!from->monitor.attended) return;
+    memcpy(to->monitor.attended, from->monitor.attended, from->n_past * sizeof(float));
+    memcpy(to->monitor.doubt, from->monitor.doubt, from->token_count * sizeof(float));
+}
+
+void mxd_monitor_truncate(mxd_seq *s, size_t n) {
+    if (s->monitor.doubt) memset(s->monitor.doubt + n, 0, (s->engine->plan.ctx - n) * sizeof(float));
+}
+
+void mxd_monitor_chosen(mxd_seq *s, size_t position, float doubt) {
+    if (s->monitor.doubt) s->monitor.doubt[position] = doubt;
+}
+
 static float *slot_of(const mxd_engine *g, size_t m, uint32_t kv_head) {
-    return g->monitored + (m * g->model->config.kv_heads + kv_head) * g->plan.ctx;
+    return g->monitor.paid + (m * g->model->config.kv_heads + kv_head) * g->plan.ctx;
 }
 
 static float sum16(const float *x, size_t n) {
@@ -34,7 +62,7 @@ void mxd_monitor_row(const mxd_engine *g, size_t m, uint32_t kv_head, float *wei
 void mxd_monitor_commit(mxd_seq *s, size_t m) {
     const mxd_engine *g = s->engine;
     size_t position = g->rows[m].position;
-    float *attended = s->kv.attended;
+    float *attended = s->monitor.attended;
     if (!attended) return;
     if (position % MXD_KV_BLOCK == 0)
         for (size_t i = 0; i < position; i++) attended[i] *= MXD_ATTENDED_DECAY;

@@ -2,18 +2,20 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "sequence.h"
+
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "clock.h"
 #include "cpu.h"
-#include "draft_model.h"
 #include "engine.h"
-#include "precision.h"
-#include "sequence.h"
 #include "utf8.h"
 
-mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
+/* ---- opening ---- */
+
+static mxd_status open_seq(mxd_engine *g, const mxd_sampling *sampling, bool mixes, mxd_seq **out, mxd_error *err) {
     *out = NULL;
     mxd_status status = mxd_sampling_check(sampling, err);
     if (status) return status;
@@ -36,50 +38,58 @@ mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **o
     }
     s->engine = g;
     s->slot = slot;
-    s->in_use = 1;
+    s->in_use = true;
     s->sampling = *sampling;
     s->sampling.stop = NULL;
-    s->token_count = s->done = s->kept = s->prompt_end = s->output_from = s->held_len = s->text_len = 0;
+    s->token_count = s->n_past = s->replay_end = s->prompt_end = s->output_from = s->held_len = s->text_len = 0;
     s->stop = MXD_STOP_NONE;
     s->stats = (mxd_stats){0};
-    s->drafter = NULL;
-    mxd_kv_reset(s);
-    if (s->kv.doubt) memset(s->kv.doubt, 0, g->plan.ctx * sizeof *s->kv.doubt);
-    s->record_count = 0;
-    s->draft_done = s->context_read = 0;
-    s->guess_count = s->context_rows = s->context_next = 0;
-    s->full_done = 0;
-    s->core_rule = NULL;
-    mxd_forget_looks(s, 0);
+    s->caller_drafter = NULL;
+    mxd_kv_truncate(s, 0);
+    mxd_monitor_truncate(s, 0);
+    mxd_precision_open(s, mixes);
+    mxd_draft_model_open(s);
+    mxd_draft_log_begin(s);
     *out = s;
     return MXD_OK;
 }
 
+mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
+    return open_seq(g, sampling, g->mixes, out, err);
+}
+
+mxd_status mxd_seq_open_unmixed(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
+    return open_seq(g, sampling, false, out, err);
+}
+
 mxd_status mxd_seq_copy(const mxd_seq *from, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
-    const mxd_engine *g = from->engine;
     mxd_status status = mxd_seq_open(from->engine, sampling, out, err);
     if (status) return status;
     mxd_seq *s = *out;
     memcpy(s->tokens, from->tokens, from->token_count * sizeof *s->tokens);
     s->token_count = s->output_from = from->token_count;
-    s->done = from->done;
-    s->kept = from->kept;
+    s->n_past = from->n_past;
+    s->replay_end = from->replay_end;
     s->prompt_end = from->prompt_end;
-    if (s->token_count == g->plan.ctx) s->stop = MXD_STOP_CONTEXT;
+    if (s->token_count == s->engine->plan.ctx) s->stop = MXD_STOP_CONTEXT;
     memcpy(s->held, from->held, from->held_len);
     s->held_len = from->held_len;
     mxd_kv_copy(s, from);
-    mxd_copy_looks(s, from);
-    if (g->features) mxd_draft_model_copy(s, from);
-    s->stats.prompt_tokens = s->token_count - s->done;
+    mxd_monitor_copy(s, from);
+    mxd_precision_copy(s, from);
+    mxd_draft_model_copy(s, from);
+    s->stats.prompt_tokens = s->token_count - s->n_past;
     s->prompted_at = mxd_now();
+    mxd_seq_check(s);
     return MXD_OK;
 }
 
 void mxd_seq_close(mxd_seq **seq) {
-    if (*seq) (*seq)->in_use = 0;
+    if (*seq) (*seq)->in_use = false;
     *seq = NULL;
 }
+
+/* ---- tokens ---- */
 
 mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err) {
     uint32_t vocab = s->engine->model->config.vocab;
@@ -104,32 +114,51 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
     s->prompt_end = s->output_from = s->token_count;
     s->stop = MXD_STOP_NONE;
     s->held_len = s->text_len = 0;
-    s->guess_count = 0;
-    s->awaits_full = s->catching_up = 0; /* the row is one of the prompt's now */
-    s->stats = (mxd_stats){.prompt_tokens = s->token_count - s->done};
+    mxd_draft_model_truncate(s, s->n_past);
+    mxd_precision_prompt(s);
+    s->stats = (mxd_stats){.prompt_tokens = s->token_count - s->n_past};
     s->expected_tokens = s->expected_s = 0;
     s->prompted_at = mxd_now();
+    mxd_seq_check(s);
     return MXD_OK;
 }
 
 mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
     if (n > s->token_count)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "cannot truncate %zu tokens to %zu", s->token_count, n);
-    if (s->kv.doubt) memset(s->kv.doubt + n, 0, (s->token_count - n) * sizeof *s->kv.doubt);
+    mxd_monitor_truncate(s, n);
     s->token_count = n;
-    s->kept = n < mxd_seq_known(s) ? n : mxd_seq_known(s);
-    if (s->done > n) {
-        s->done = mxd_kv_can_shorten(s->engine) ? n : 0; /* else what is kept is processed again, as it was */
-        if (s->done == 0) mxd_kv_reset(s);
-    }
-    mxd_forget_looks(s, s->done);
-    if (s->draft_done > s->done) s->draft_done = s->done;
-    s->guess_count = 0;
+    s->replay_end = n < mxd_seq_known(s) ? n : mxd_seq_known(s);
+    s->n_past = mxd_precision_truncate(s, mxd_kv_truncate(s, n));
+    mxd_draft_model_truncate(s, s->n_past);
     s->prompt_end = s->output_from = n;
     s->held_len = s->text_len = 0;
     s->stop = MXD_STOP_NONE;
+    mxd_seq_check(s);
     return MXD_OK;
 }
+
+size_t mxd_seq_rows_to_run(mxd_seq *s, bool full, size_t end, size_t most, size_t *from) {
+    mxd_kv_settle(s);
+    *from = s->precision.mixes && full ? s->precision.full_done : s->n_past;
+    size_t rows = end - *from, again = s->n_past - *from; /* these leave the tiers as they are */
+    if (rows > most) rows = most;
+    if (rows > again && rows - again > mxd_kv_room(s)) rows = again + mxd_kv_room(s);
+    if (!full && rows > mxd_base_room(s)) rows = mxd_base_room(s);
+    return rows;
+}
+
+#ifdef MXD_DEBUG
+void mxd_seq_check(const mxd_seq *s) {
+    assert(s->n_past <= s->token_count && s->replay_end <= s->token_count);
+    assert(s->prompt_end <= s->token_count && s->output_from <= s->token_count);
+    assert(s->kv.aged <= s->n_past && s->drafter.n_past <= s->n_past);
+    if (!s->precision.mixes) return;
+    assert(s->kv.aged <= s->precision.full_done && s->precision.full_done <= s->n_past);
+}
+#endif
+
+/* ---- what it made ---- */
 
 const uint32_t *mxd_seq_output(const mxd_seq *s, size_t *n) {
     *n = s->token_count - s->output_from;
@@ -146,21 +175,12 @@ mxd_stop_reason mxd_seq_stop(const mxd_seq *s) {
 }
 
 void mxd_seq_set_drafter(mxd_seq *s, mxd_draft_function *function, void *arg) {
-    s->drafter = function;
-    s->drafter_arg = arg;
-}
-
-const uint8_t *mxd_seq_drafted(const mxd_seq *s) {
-    return s->drafted;
+    s->caller_drafter = function;
+    s->caller_drafter_arg = arg;
 }
 
 const mxd_token_record *mxd_seq_records(const mxd_seq *s) {
     return s->records;
-}
-
-void mxd_seq_set_core_rule(mxd_seq *s, mxd_core_function *function, void *arg) {
-    s->core_rule = function;
-    s->core_rule_arg = arg;
 }
 
 const uint32_t *mxd_seq_tokens(const mxd_seq *s, size_t *n) {
@@ -170,7 +190,7 @@ const uint32_t *mxd_seq_tokens(const mxd_seq *s, size_t *n) {
 
 /* ---- text ---- */
 
-/* Length of the longest end of held text that begins a stop string. */
+/* Return the length of the longest end of held text that begins a stop string. */
 static size_t stop_prefix(const mxd_seq *s) {
     size_t longest = 0;
     for (uint32_t i = 0; i < s->sampling.stop_count; i++) {
@@ -182,7 +202,7 @@ static size_t stop_prefix(const mxd_seq *s) {
     return longest;
 }
 
-/* Position of the first stop string in held text, or held_len. */
+/* Return the position of the first stop string in held text, or held_len. */
 static size_t find_stop(const mxd_seq *s) {
     size_t first = s->held_len;
     for (uint32_t i = 0; i < s->sampling.stop_count; i++) {
@@ -200,11 +220,18 @@ static void release(mxd_seq *s, size_t n) {
     memmove(s->held, s->held + n, s->held_len);
 }
 
-void mxd_seq_commit(mxd_seq *s, uint32_t id) {
+void mxd_seq_commit(mxd_seq *s, const mxd_token_record *record, bool drafted) {
     const mxd_engine *g = s->engine;
     const mxd_tokenizer *t = &g->model->tokenizer;
+    uint32_t id = record->token;
+    size_t at = s->token_count - s->output_from;
+    s->records[at] = *record;
+    mxd_draft_log_committed(s, at, drafted);
+    mxd_monitor_chosen(s, s->token_count, record->confidence);
     s->tokens[s->token_count++] = id;
     s->stats.generated_tokens++;
+    s->stats.core += record->look == MXD_LOOK_CORE;
+    s->stats.due += record->look == MXD_LOOK_DUE;
     if (!mxd_tokenizer_is_special(t, id)) {
         size_t len;
         const char *bytes = mxd_tokenizer_bytes(t, id, &len);
@@ -285,11 +312,11 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         "\"matmul_mxint8\": \"%s\", \"attention\": \"%s\", \"quantize\": \"%s\"}}",
         (unsigned long long)t.prompt_tokens, (unsigned long long)t.generated_tokens, t.prefill_s, t.decode_s,
         t.first_token_s, ratio((double)t.prompt_tokens, t.prefill_s), ratio(decoded(&t), t.decode_s),
-        s->drafter && g->draft != MXD_DRAFT_OFF ? "caller" : drafters[g->draft], (unsigned long long)t.drafted,
+        s->caller_drafter && g->draft != MXD_DRAFT_OFF ? "caller" : drafters[g->draft], (unsigned long long)t.drafted,
         (unsigned long long)t.accepted, (unsigned long long)t.steps, ratio(decoded(&t), (double)t.steps), acceptance,
         t.draft_s, t.schedule_s, t.verify_s, t.sample_s, t.expected_gain, t.gain,
         ratio((double)t.drafted, (double)(t.drafted + t.steps)), ratio((double)t.core, (double)t.generated_tokens),
-        ratio(kv.far ? kv.recent + kv.core : 0, (double)s->done), (unsigned long long)t.due, caches[kv.mode],
+        ratio(kv.far ? kv.recent + kv.core : 0, (double)s->n_past), (unsigned long long)t.due, caches[kv.mode],
         kv.bits_per_value, (unsigned long long)t.bytes_read,
         (unsigned long long)t.peak_rss_bytes, stops[s->stop], (unsigned long long)s->sampling.seed, g->plan.threads,
         g->plan.ctx, mxd_precision_name(g->plan.precision), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,

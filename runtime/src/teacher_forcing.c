@@ -1,55 +1,41 @@
 /* Teacher forcing: the logits of tokens that the caller gives. */
 #include <string.h>
 
-#include "forward.h"
-#include "monitor.h"
-#include "precision.h"
 #include "sequence.h"
 
-/* Process again what a truncation left to be processed, as prompts are. */
-static mxd_status reprocess(mxd_seq *s, mxd_error *err) {
+/* Process again what a truncation left to replay, as prompts are. */
+static mxd_status replay(mxd_seq *s, mxd_error *err) {
     mxd_engine *g = s->engine;
-    while (s->done < s->token_count) {
-        mxd_kv_settle(s);
-        size_t rows = s->token_count - s->done;
-        if (rows > g->max_rows) rows = g->max_rows;
-        if (rows > mxd_kv_room(s)) rows = mxd_kv_room(s);
-        g->row_count = g->side_used = 0;
-        for (size_t k = 0; k < rows; k++) mxd_add_row(g, s, s->done + k, s->tokens[s->done + k], MXD_WANTS_NOTHING);
+    while (s->n_past < s->token_count) {
+        size_t from, rows = mxd_seq_rows_to_run(s, g->precision, s->token_count, g->max_rows, &from);
+        mxd_clear_rows(g);
+        for (size_t i = from; i < from + rows; i++) mxd_add_row(g, s, i, s->tokens[i], MXD_OUTPUT_NONE);
         mxd_status status = mxd_forward(g, g->precision, err);
         if (status) return status;
         for (size_t m = 0; m < rows; m++) mxd_monitor_commit(s, m);
-        s->done += rows;
-        if (g->mixes) mxd_caught_up(s, s->done), s->catching_up = 0;
+        mxd_precision_processed(s, from + rows);
+        s->n_past = from + rows;
     }
     return MXD_OK;
 }
 
-/* Logits of the next of ids[n] tokens behind the sequence; returns how many through `count`. */
-static mxd_status force(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, size_t *count, mxd_error *err) {
+/* Run as many of the tokens up to position `end` as one pass can, and write the logits of those that it processes. Under
+ * mixed precision that may be none: the row turned core, or catch-up had no room for it yet. */
+static mxd_status force(mxd_seq *s, size_t end, float *logits, mxd_error *err) {
     mxd_engine *g = s->engine;
-    size_t vocab = g->model->config.vocab, chunk = mxd_logit_chunk(g);
-    int full = mxd_runs_full(s);
-    mxd_kv_settle(s);
-    size_t from = g->mixes && full ? s->full_done : s->done; /* one new row then, the last */
-    size_t rows = g->mixes && full ? s->done + 1 - from : n;
-    if (rows > chunk) rows = chunk;
-    size_t again = s->done - from;
-    if (rows > again && rows - again > mxd_kv_room(s)) rows = again + mxd_kv_room(s);
-    if (!full && rows > mxd_base_room(s)) rows = mxd_base_room(s);
-    g->row_count = g->side_used = 0;
-    for (size_t k = 0; k < rows; k++) {
-        mxd_wants wants = from + k < s->done ? MXD_WANTS_NOTHING : MXD_WANTS_LOGITS;
-        mxd_add_row(g, s, from + k, from + k < s->done ? s->tokens[from + k] : ids[from + k - s->done], wants);
-    }
+    size_t vocab = g->model->config.vocab, from;
+    bool full = mxd_runs_full(s);
+    if (s->precision.mixes && full) end = s->n_past + 1; /* catch-up reaches one new row */
+    size_t rows = mxd_seq_rows_to_run(s, full, end, mxd_logit_chunk(g), &from);
+    mxd_clear_rows(g);
+    for (size_t i = from; i < from + rows; i++)
+        mxd_add_row(g, s, i, s->tokens[i], i < s->n_past ? MXD_OUTPUT_NONE : MXD_OUTPUT_LOGITS);
     mxd_status status = mxd_forward(g, full, err);
     if (status) return status;
-    if (g->mixes && full) mxd_caught_up(s, from + rows);
-    *count = 0;
-    for (size_t i = 0; i < g->outcome_count; i++, s->done++, ++*count) {
-        mxd_token_record record = mxd_inspect(g, s, &g->outcomes[i]);
-        if (g->mixes && !full && mxd_turns_core(s, &record)) break;
-        if (g->mixes && full) mxd_resolve(s, &record);
+    mxd_precision_processed(s, from + rows);
+    for (size_t i = 0; i < g->outcome_count; i++, s->n_past++) {
+        mxd_token_record record;
+        if (!mxd_inspect(s, &g->outcomes[i], &record)) break;
         mxd_monitor_commit(s, g->outcomes[i].row);
         memcpy(logits + i * vocab, g->outcomes[i].logits, vocab * sizeof *logits);
     }
@@ -57,7 +43,7 @@ static mxd_status force(mxd_seq *s, const uint32_t *ids, size_t n, float *logits
 }
 
 mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
-    mxd_engine *g = s->engine;
+    const mxd_engine *g = s->engine;
     mxd_status status = mxd_seq_check_ids(s, ids, n, err);
     if (status) return status;
     if (mxd_seq_known(s) != s->token_count)
@@ -65,12 +51,12 @@ mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logi
                         s->token_count - mxd_seq_known(s));
     if (n > g->plan.ctx - s->token_count)
         return mxd_fail(err, MXD_ERR_CONTEXT, "%zu tokens, context %u", s->token_count + n, g->plan.ctx);
-    if ((status = reprocess(s, err))) return status;
-    memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
-    for (size_t i = 0, count; i < n; i += count) {
-        if ((status = force(s, ids + i, n - i, logits + i * g->model->config.vocab, &count, err))) return status;
-        s->token_count = s->done;
-    }
+    if ((status = replay(s, err))) return status;
+    size_t start = s->token_count, vocab = g->model->config.vocab;
+    memcpy(s->tokens + start, ids, n * sizeof *ids);
+    for (; s->token_count < start + n; s->token_count = s->n_past)
+        if ((status = force(s, start + n, logits + (s->n_past - start) * vocab, err))) return status;
     s->prompt_end = s->output_from = s->token_count;
+    mxd_seq_check(s);
     return MXD_OK;
 }
