@@ -136,7 +136,7 @@ def compile_stress(folder: Path, *flags: str, fault: tuple[str, str] | None = No
     return compile_c(
         [GCC, "-g", "-O1", "-DMXD_DEBUG", *flags],
         folder / "stress",
-        *(folder / "tuner.c", SOURCE / "schedule_compute.c", DRIVERS / "tuner_stress.c"),
+        *(folder / "tuner.c", SOURCE / "draft_policy.c", DRIVERS / "tuner_stress.c"),
         "-lm",
     )
 

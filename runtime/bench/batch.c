@@ -1,4 +1,5 @@
 /* Steps of many short sequences, compared with steps of one. */
+#include "../src/clock.h"
 #include "bench.h"
 
 void mxd_batch_close(mxd_batch *batch) {

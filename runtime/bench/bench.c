@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../src/costs.h"
 #include "../src/machine.h"
 #include "bandwidth.h"
 

@@ -12,7 +12,7 @@
 #ifndef MXD_BENCH_H
 #define MXD_BENCH_H
 
-#include "../src/engine.h"
+#include "../src/internal.h"
 
 /* Most repetitions, and steps of each kind in one; sequences of a batch, and the length of their prompts. */
 enum { MXD_BENCH_REPEAT = 1000, MXD_BENCH_STEPS = 5, MXD_BATCH = 48, MXD_BATCH_PROMPT = 16 };

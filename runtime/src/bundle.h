@@ -1,78 +1,56 @@
-/* The mapped and validated bundle: typed views into a read-only file. Format and verdicts: runtime/BUNDLE.md. */
+/* Private to the reader of bundles (.mxb), which trusts nothing and refuses every lie with its own verdict
+ * (runtime/BUNDLE.md). bundle.c reads the container: header, section table, checksums, tensor directories.
+ * bundle_sections.c reads what the sections hold. */
 #ifndef MXD_BUNDLE_H
 #define MXD_BUNDLE_H
 
-#include "../kernels/kernels.h"
-#include "chat.h"
-#include "draft.h"
-#include "schedule.h"
+#include <stdbool.h>
+
+#include "model.h"
 #include "status.h"
-#include "tokenizer.h"
 
-/* A weight matrix [rows][cols] in tile order; residual is NULL for one-plane matrices. */
-typedef struct mxd_matrix {
-    const uint8_t *base, *residual;
-    uint32_t rows, cols;
-} mxd_matrix;
+enum { MXD_MAX_SECTIONS = 64, MXD_TENSOR_NAME = 80 };
+enum { MXD_DTYPE_F32 = 1, MXD_DTYPE_MXFP4T = 2, MXD_DTYPE_MXINT8T = 3, MXD_DTYPE_U32 = 4 };
 
-/* Tensors of one layer; norms are indexed by precision: [0] base, [1] full. */
-typedef struct mxd_layer {
-    mxd_matrix q, k, v, o, gate, up, down;
-    const float *attention_norm[2], *ffn_norm[2]; /* (hidden) */
-} mxd_layer;
+typedef struct mxd_section {
+    char name[32];
+    const uint8_t *data;
+    size_t len;
+    uint32_t crc;
+} mxd_section;
 
-typedef struct mxd_config {
-    uint32_t hidden, layers, heads, kv_heads, head_dim, ffn, vocab, max_positions;
-    float rms_eps;
-} mxd_config;
+/* An entry of a tensor directory. */
+typedef struct mxd_tensor {
+    char name[MXD_TENSOR_NAME];
+    uint32_t dtype, section;
+    uint64_t rows, cols, offset, len;
+} mxd_tensor;
 
-enum { MXD_MAX_FEATURES = 4, MXD_MAX_DEPTHS = 8 };
+/* A bundle while it is read. */
+typedef struct mxd_bundle {
+    mxd_model *model; /* map, map_len and path are set */
+    mxd_error *err;
+    uint32_t section_count, tensor_count;
+    mxd_section sections[MXD_MAX_SECTIONS];
+    mxd_tensor *tensors; /* (tensor_count) of the directory read last, by section and name; allocated */
+} mxd_bundle;
 
-/* A trained drafter (docs/arithmetic.md, "Drafter"): one layer that reads residual streams of the target. */
-typedef struct mxd_draft_model {
-    uint32_t features;                        /* residual streams it reads; 0: the bundle has no drafter */
-    uint32_t feature_layer[MXD_MAX_FEATURES]; /* behind how many layers */
-    uint32_t vocab;                           /* tokens that it can always draft */
-    uint32_t depths;                          /* draft depths with a calibration of their own */
-    float inverse_temperature[MXD_MAX_DEPTHS], odds[MXD_MAX_DEPTHS];
-    const float *feature_norm[MXD_MAX_FEATURES], *embed_norm, *state_norm, *final_norm; /* (hidden) */
-    mxd_matrix feature_proj, input_proj;      /* (hidden, features*hidden), (hidden, 2*hidden) */
-    mxd_layer layer;
-    const uint32_t *ids;                      /* (vocab) ascending */
-    uint64_t bytes;                           /* of its weights */
-} mxd_draft_model;
+/* Fill b->model from its map. Errors are the verdicts of runtime/BUNDLE.md, or MXD_ERR_MEMORY. */
+mxd_status mxd_bundle_read(mxd_bundle *b);
 
-typedef struct mxd_golden {
-    uint32_t prompts, greedy;
-    const uint8_t *digest[2]; /* SHA-256 by precision: base, full */
-    const uint8_t *entries;   /* per prompt: u32 count, u32 ids[count] */
-} mxd_golden;
-
-struct mxd_model {
-    const uint8_t *map;
-    size_t map_len;
-    char *path, *provenance;
-    mxd_config config;
-    uint32_t has_residual, has_chat, has_golden, has_ngrams;
-    mxd_matrix embedding, head;        /* MXINT8T (vocab, hidden); the same when tied */
-    const float *rope_cos, *rope_sin;  /* (max_positions, head_dim/2) */
-    const float *final_norm[2];        /* (hidden) by precision */
-    mxd_layer *layers;                 /* (layers) */
-    uint64_t plane_bytes[2], shared_bytes;
-    mxd_tokenizer tokenizer;
-    mxd_chat chat;
-    mxd_golden golden;
-    mxd_draft_model drafter;
-    mxd_ngram_table ngrams;
-    mxd_schedule schedule;
-};
-
-static inline uint32_t mxd_load_u32(const uint8_t *p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static inline uint64_t mxd_load_u64(const uint8_t *p) {
-    return mxd_load_u32(p) | (uint64_t)mxd_load_u32(p + 4) << 32;
-}
+/* Check header, section table and checksums, and fill b->sections. */
+mxd_status mxd_bundle_read_sections(mxd_bundle *b);
+/* Find a section by name: NULL, or MXD_BAD_SECTION if it is needed. */
+const mxd_section *mxd_bundle_find(const mxd_bundle *b, const char *name);
+mxd_status mxd_bundle_need(const mxd_bundle *b, const char *name, const mxd_section **out);
+/* Replace b->tensors by the directory in section `name`, whose dtypes are at most `last_dtype`. */
+mxd_status mxd_bundle_read_directory(mxd_bundle *b, const char *name, uint32_t last_dtype);
+/* Find a tensor of a section: NULL if it is not there. */
+const mxd_tensor *mxd_bundle_find_tensor(const mxd_bundle *b, const mxd_section *in, const char *name);
+/* Set *out to the bytes of a tensor that must have this dtype and shape. */
+mxd_status mxd_bundle_need_tensor(const mxd_bundle *b, const mxd_section *in, const char *name, uint32_t dtype,
+                                  uint32_t rows, uint32_t cols, const uint8_t **out);
+/* Whether p[n] is all zero, as reserved bytes must be. */
+bool mxd_all_zero(const uint8_t *p, size_t n);
 
 #endif

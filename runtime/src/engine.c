@@ -1,20 +1,19 @@
-/* The engine: memory plan, one arena, thread pool, kernels. */
+/* The engine: options, memory plan, one arena, thread pool, kernels. */
 #include "engine.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "annotate.h"
+#include "costs.h"
 #include "cpu.h"
-#include "draft_model.h"
 #include "machine.h"
-#include "precision.h"
 
-enum { ALIGN = 64, DEFAULT_CTX = 2048, MAX_ROWS = 512, MAX_THREADS = 64 };
+enum { DEFAULT_CTX = 2048 };
 
 void mxd_options_default(mxd_options *out) {
-    *out = (mxd_options){.max_seqs = 1, .max_rows = 64, .precision = MXD_PRECISION_AUTO,
-                         .core_fraction = -1};
+    *out = (mxd_options){.max_seqs = 1, .max_rows = 64, .precision = MXD_PRECISION_AUTO, .core_fraction = -1};
 }
 
 /* What is held back (less than a stop string and a character) and one token; the longest text a step can release. */
@@ -23,113 +22,101 @@ enum {
     TEXT_BYTES = MXD_MAX_STOP_BYTES + 4 + (MXD_MAX_DRAFT + 1) * MXD_MAX_TOKEN_BYTES
 };
 
-/* Hands out aligned pieces of the arena; with base NULL it only counts. */
-typedef struct bump {
-    char *base;
-    size_t used;
-} bump;
+/* ---- memory ---- */
 
-static void *take(bump *b, size_t count, size_t size) {
-    void *p = b->base ? b->base + b->used : NULL;
-    b->used += (count * size + ALIGN - 1) / ALIGN * ALIGN;
-    return p;
-}
-
-static mxd_input take_input(bump *b, size_t rows, size_t widest, int precision) {
-    mxd_input in = {.rows = take(b, rows * widest, sizeof(float))};
-    in.act.q = take(b, rows * widest, sizeof(int8_t));
-    in.act.lo = precision ? take(b, rows * widest, sizeof(int8_t)) : NULL; /* full: 16-bit activations */
-    in.act.s = take(b, rows * widest / MXD_BLOCK, sizeof(float));
-    in.act.bias = take(b, rows * widest / MXD_BLOCK * (precision ? 2 : 1), 2 * sizeof(int16_t));
+static mxd_input take_input(mxd_arena *a, size_t rows, size_t widest, int precision) {
+    mxd_input in = {.rows = mxd_take(a, rows * widest, sizeof(float))};
+    in.act.q = mxd_take(a, rows * widest, sizeof(int8_t));
+    in.act.lo = precision ? mxd_take(a, rows * widest, sizeof(int8_t)) : NULL; /* full: 16-bit activations */
+    in.act.s = mxd_take(a, rows * widest / MXD_BLOCK, sizeof(float));
+    in.act.bias = mxd_take(a, rows * widest / MXD_BLOCK * (precision ? 2 : 1), 2 * sizeof(int16_t));
     return in;
 }
 
-/* Lay out everything the engine allocates; the one place where sizes are decided. Fills the plan's byte counts. */
-static size_t layout(mxd_engine *g, char *base) {
+/* Return the width of the widest input of a matrix product. */
+static size_t widest_input(const mxd_engine *g) {
     const mxd_config *c = &g->model->config;
-    bump b = {.base = base};
-    size_t rows = g->max_rows, ctx = g->plan.ctx, q_dim = (size_t)c->heads * c->head_dim;
-    size_t qkv_width = mxd_pad_tile(q_dim) + 2 * mxd_pad_tile((size_t)c->kv_heads * c->head_dim);
-    size_t widest = c->ffn > c->hidden ? c->ffn : c->hidden;
-    if (q_dim > widest) widest = q_dim;
-    size_t head_tile = c->hidden / MXD_BLOCK * MXD_MXINT8_BLOCK_BYTES;
-    if (g->with_drafter && widest < 2 * (size_t)c->hidden) widest = 2 * (size_t)c->hidden;
-    if (g->with_drafter && widest < g->model->drafter.features * (size_t)c->hidden)
-        widest = g->model->drafter.features * (size_t)c->hidden;
-
-    mxd_kv_fit(g);
-    g->kv_rows = take(&b, mxd_kv_arena(g), 1);
-    if (g->with_drafter)
-        g->draft_kv = take(&b, (size_t)g->max_seqs * 2 * c->kv_heads * ctx * c->head_dim, sizeof *g->draft_kv);
-    g->side_kv = take(&b, (size_t)g->side_rows * c->layers * 2 * c->kv_heads, g->kv.row_bytes);
-    g->plan.kv_cache = b.used;
-
-    g->rows = take(&b, rows, sizeof *g->rows);
-    g->outcomes = take(&b, rows, sizeof *g->outcomes);
-    g->x = take(&b, rows * c->hidden, sizeof(float));
-    g->qkv = take(&b, rows * qkv_width, sizeof(float));
-    g->mixed = take(&b, rows * q_dim, sizeof(float));
-    g->projected = take(&b, rows * c->hidden, sizeof(float));
-    g->gate_up = take(&b, rows * 2 * c->ffn, sizeof(float));
-    g->scores = take(&b, g->plan.threads * (c->heads / c->kv_heads) * ctx, sizeof(float));
-    if (g->kv.format != MXD_ROW_F16) {
-        g->queries = take(&b, g->plan.threads, sizeof *g->queries);
-        for (uint32_t i = 0; i < g->plan.threads; i++) {
-            mxd_act act = take_input(&b, c->heads / c->kv_heads, c->head_dim, 0).act;
-            if (base) g->queries[i] = act;
-        }
-    }
-    if (g->monitors) g->monitored = take(&b, rows * c->kv_heads * ctx, sizeof(float));
-    g->logits = take(&b, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
-    g->shared = take_input(&b, rows, widest, g->precision);
-    g->own = take(&b, g->plan.threads, sizeof *g->own);
-    g->head_parts = take(&b, g->plan.threads, sizeof *g->head_parts);
-    for (uint32_t i = 0; i < g->plan.threads; i++) {
-        mxd_input input = take_input(&b, MXD_FEW_ROWS, widest, g->precision);
-        mxd_head_part part = {.logits = take(&b, rows * MXD_HEAD_COLUMNS, sizeof(float))};
-        part.best = take(&b, rows, sizeof *part.best);
-        part.second = take(&b, rows, sizeof *part.second);
-        part.winner = take(&b, rows, sizeof *part.winner);
-        if (base) g->own[i] = input, g->head_parts[i] = part;
-    }
-    g->scratch.weights = take(&b, c->vocab, sizeof(float));
-    g->scratch.heap = take(&b, c->vocab, sizeof(uint32_t));
-    g->scratch.seen = take(&b, c->vocab / 8 + 1, 1);
-    if (g->with_drafter) {
-        const mxd_draft_model *d = &g->model->drafter;
-        g->features = take(&b, rows * d->features * c->hidden, sizeof(float));
-        g->step_rows = take(&b, rows, sizeof *g->step_rows);
-        g->feature_row = take(&b, rows, sizeof *g->feature_row);
-        g->states = take(&b, rows * c->hidden, sizeof(float));
-        g->draft_head = take(&b, d->vocab / MXD_TILE_ROWS * head_tile, 1);
-        g->draft_logits = take(&b, g->max_seqs * mxd_draft_logits(g), sizeof(float));
-    }
-    g->plan.activations = b.used - g->plan.kv_cache;
-
-    g->seqs = take(&b, g->max_seqs, sizeof *g->seqs);
-    for (uint32_t i = 0; i < g->max_seqs; i++) {
-        uint32_t *tokens = take(&b, ctx, sizeof *tokens);
-        char *held = take(&b, HELD_BYTES, 1), *text = take(&b, TEXT_BYTES, 1);
-        mxd_seq s = {.tokens = tokens, .held = held, .text = text};
-        if (g->kv.mode == MXD_KV_TIERED) {
-            s.kv.core = take(&b, g->kv.core, sizeof *s.kv.core);
-            s.kv.far = take(&b, g->kv.far, sizeof *s.kv.far);
-            s.kv.attended = take(&b, ctx, sizeof(float));
-            s.kv.doubt = take(&b, ctx, sizeof(float));
-        }
-        if (g->with_drafter) {
-            s.draft_state = take(&b, c->hidden, sizeof(float));
-            s.draft_ids = take(&b, mxd_draft_logits(g), sizeof *s.draft_ids);
-            s.context_head = take(&b, MXD_CONTEXT_ROWS / MXD_TILE_ROWS * head_tile, 1);
-        }
-        if (base) g->seqs[i] = s;
-    }
-    g->plan.sequences = b.used - g->plan.kv_cache - g->plan.activations + sizeof *g + mxd_tuner_bytes();
-    g->plan.total = g->plan.weights + g->plan.kv_cache + g->plan.activations + g->plan.sequences;
-    return b.used;
+    size_t hidden = c->hidden, features = g->model->drafter.features;
+    const size_t widths[] = {c->ffn, hidden, (size_t)c->heads * c->head_dim, g->drafter.in_use ? 2 * hidden : 0,
+                             g->drafter.in_use ? features * hidden : 0};
+    size_t widest = 0;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        if (widths[i] > widest) widest = widths[i];
+    return widest;
 }
 
-/* Largest context whose plan fits what is available, 0 if none: the plan grows with the context. */
+/* What only one thread uses. */
+static void take_of_thread(mxd_engine *g, mxd_arena *a, uint32_t thread, size_t widest) {
+    size_t rows = g->max_rows;
+    mxd_input input = take_input(a, MXD_FEW_ROWS, widest, g->precision);
+    mxd_head_part part = {.logits = mxd_take(a, rows * MXD_HEAD_COLUMNS, sizeof(float))};
+    part.best = mxd_take(a, rows, sizeof *part.best);
+    part.second = mxd_take(a, rows, sizeof *part.second);
+    part.winner = mxd_take(a, rows, sizeof *part.winner);
+    if (!a->base) return;
+    g->own[thread] = input;
+    g->head_parts[thread] = part;
+}
+
+/* Take the rows of a pass and the workspaces for them. */
+static void take_pass(mxd_engine *g, mxd_arena *a) {
+    const mxd_config *c = &g->model->config;
+    size_t rows = g->max_rows, q_dim = (size_t)c->heads * c->head_dim, group = c->heads / c->kv_heads;
+    size_t qkv_width = mxd_pad_tile(q_dim) + 2 * mxd_pad_tile((size_t)c->kv_heads * c->head_dim);
+    size_t widest = widest_input(g);
+    g->rows = mxd_take(a, rows, sizeof *g->rows);
+    g->outcomes = mxd_take(a, rows, sizeof *g->outcomes);
+    g->x = mxd_take(a, rows * c->hidden, sizeof(float));
+    g->qkv = mxd_take(a, rows * qkv_width, sizeof(float));
+    g->mixed = mxd_take(a, rows * q_dim, sizeof(float));
+    g->projected = mxd_take(a, rows * c->hidden, sizeof(float));
+    g->gate_up = mxd_take(a, rows * 2 * c->ffn, sizeof(float));
+    g->scores = mxd_take(a, g->plan.threads * group * g->plan.ctx, sizeof(float));
+    g->queries = g->kv.format == MXD_ROW_F16 ? NULL : mxd_take(a, g->plan.threads, sizeof *g->queries);
+    for (uint32_t i = 0; i < g->plan.threads && g->kv.format != MXD_ROW_F16; i++) {
+        mxd_act act = take_input(a, group, c->head_dim, 0).act;
+        if (a->base) g->queries[i] = act;
+    }
+    g->logits = mxd_take(a, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
+    g->shared = take_input(a, rows, widest, g->precision);
+    g->own = mxd_take(a, g->plan.threads, sizeof *g->own);
+    g->head_parts = mxd_take(a, g->plan.threads, sizeof *g->head_parts);
+    for (uint32_t i = 0; i < g->plan.threads; i++) take_of_thread(g, a, i, widest);
+    g->scratch.weights = mxd_take(a, c->vocab, sizeof(float));
+    g->scratch.heap = mxd_take(a, c->vocab, sizeof(uint32_t));
+    g->scratch.seen = mxd_take(a, c->vocab / 8 + 1, 1);
+}
+
+static void take_seqs(mxd_engine *g, mxd_arena *a) {
+    g->seqs = mxd_take(a, g->max_seqs, sizeof *g->seqs);
+    for (uint32_t i = 0; i < g->max_seqs; i++) {
+        mxd_seq s = {.tokens = mxd_take(a, g->plan.ctx, sizeof *s.tokens)};
+        s.held = mxd_take(a, HELD_BYTES, 1);
+        s.text = mxd_take(a, TEXT_BYTES, 1);
+        s.kv = mxd_kv_take_seq(g, a);
+        s.monitor = mxd_monitor_take_seq(g, a);
+        s.drafter = mxd_draft_model_take_seq(g, a);
+        if (a->base) g->seqs[i] = s;
+    }
+}
+
+/* Lay out everything that the engine allocates, from `base` on or only in numbers (NULL), and fill the byte counts of the
+ * plan. Returns the bytes of the arena. */
+static size_t layout(mxd_engine *g, char *base) {
+    mxd_arena a = {.base = base};
+    mxd_kv_take(g, &a);
+    g->plan.kv_cache = a.used;
+    take_pass(g, &a);
+    mxd_monitor_take(g, &a);
+    mxd_draft_model_take(g, &a);
+    g->plan.activations = a.used - g->plan.kv_cache;
+    take_seqs(g, &a);
+    g->plan.sequences = a.used - g->plan.kv_cache - g->plan.activations + sizeof *g + mxd_tuner_bytes();
+    g->plan.total = g->plan.weights + g->plan.kv_cache + g->plan.activations + g->plan.sequences;
+    return a.used;
+}
+
+/* Return the largest context whose plan fits what is available, 0 if none: the plan grows with the context. */
 static uint32_t largest_context(mxd_engine g) {
     uint32_t fits = 0, too_big = g.model->config.max_positions + 1;
     while (too_big - fits > 1) {
@@ -141,7 +128,9 @@ static uint32_t largest_context(mxd_engine g) {
     return fits;
 }
 
-/* Precision, and which rows get it. What is generated depends on this, so no measured speed may. */
+/* ---- options ---- */
+
+/* Resolve precision, and which rows get it. What is generated depends on it, so it depends on no measured speed. */
 static mxd_status resolve_precision(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     const mxd_model *m = g->model;
     if (o->precision > MXD_PRECISION_FULL)
@@ -173,10 +162,10 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
                         c->max_positions);
     if (o->max_seqs < 1 || o->max_seqs > MXD_MAX_SEQS)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "max_seqs %u is not in 1..%d", o->max_seqs, MXD_MAX_SEQS);
-    if (o->max_rows < 1 || o->max_rows > MAX_ROWS)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "max_rows %u is not in 1..%d", o->max_rows, MAX_ROWS);
-    if (o->threads > MAX_THREADS)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "threads %u is not in 1..%d", o->threads, MAX_THREADS);
+    if (o->max_rows < 1 || o->max_rows > MXD_MAX_ROWS)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "max_rows %u is not in 1..%d", o->max_rows, MXD_MAX_ROWS);
+    if (o->threads > MXD_MAX_THREADS)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "threads %u is not in 1..%d", o->threads, MXD_MAX_THREADS);
     if (o->draft > MXD_DRAFT_MODEL) return mxd_fail(err, MXD_ERR_ARGUMENT, "draft %u is unknown", o->draft);
     if (o->draft_max > MXD_MAX_DRAFT)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_max %u is not in 1..%d", o->draft_max, MXD_MAX_DRAFT);
@@ -191,21 +180,21 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     uint32_t most_rows = o->max_seqs * (1 + MXD_MAX_DRAFT);
     g->logit_rows = most_rows < g->max_rows ? most_rows : g->max_rows;
     g->draft = (mxd_draft)o->draft;
-    g->with_drafter = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
+    g->drafter.in_use = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
     g->side_rows = g->draft == MXD_DRAFT_OFF ? 0 : g->logit_rows;
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
     g->draft_min = o->draft_min;
     uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
     g->plan = (mxd_plan){
         .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0) +
-                   (g->with_drafter ? m->drafter.bytes : 0),
+                   (g->drafter.in_use ? m->drafter.bytes : 0),
         .available = mxd_memory_available(m->map_len),
         .ctx = o->ctx ? o->ctx : default_ctx,
         .threads = o->threads ? o->threads : mxd_default_threads(),
         .precision = g->mixes ? MXD_PRECISION_AUTO : g->precision ? MXD_PRECISION_FULL : MXD_PRECISION_BASE,
     };
     if ((status = mxd_kv_resolve(g, o, err))) return status;
-    g->monitors = g->mixes || g->kv.mode == MXD_KV_TIERED;
+    g->monitor.in_use = g->mixes || g->kv.mode == MXD_KV_TIERED;
     g->plan.kv = g->kv.mode;
     g->plan.largest_ctx = largest_context(*g);
     layout(g, NULL);
@@ -230,6 +219,8 @@ static mxd_status check_fits(const mxd_plan *p, mxd_error *err) {
                     (double)p->total / mib, (double)p->available / mib, p->largest_ctx);
 }
 
+/* ---- opening ---- */
+
 static mxd_status open_tuner(mxd_engine *g, mxd_error *err) {
     mxd_policy first;
     mxd_policy_init(&first, &g->model->schedule.compute);
@@ -250,11 +241,12 @@ mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, m
     if (!status) status = mxd_cpu_bind(&g->kernels, &g->kernel_names, err);
     if (!status) {
         size_t bytes = layout(g, NULL);
-        char *arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (arena == MAP_FAILED) status = mxd_fail(err, MXD_ERR_MEMORY, "cannot reserve %zu bytes", bytes);
-        else g->arena = arena, layout(g, arena);
+        void *arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        g->arena = arena == MAP_FAILED ? NULL : arena;
+        if (g->arena) layout(g, g->arena);
+        else status = mxd_fail(err, MXD_ERR_MEMORY, "cannot reserve %zu bytes", bytes);
     }
-    if (!status && g->features) mxd_draft_model_init(g);
+    if (!status && g->drafter.in_use) mxd_draft_model_init(g);
     if (!status) status = open_tuner(g, err);
     if (!status) status = mxd_pool_open(g->plan.threads, &g->pool, err);
     if (status) {
@@ -284,4 +276,20 @@ mxd_policy mxd_engine_policy(const mxd_engine *g) {
     mxd_policy policy = *mxd_tuner_begin(&g->tuner);
     mxd_tuner_end(&g->tuner);
     return policy;
+}
+
+mxd_status mxd_engine_share_tuner(mxd_engine *g, const mxd_engine *other, mxd_error *err) {
+    char mine[1024], theirs[1024];
+    for (uint32_t i = 0; i < g->max_seqs; i++)
+        if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "a tuner is shared before a sequence opens");
+    mxd_costs_describe(g, mine, sizeof mine);
+    mxd_costs_describe(other, theirs, sizeof theirs);
+    if (strcmp(mine, theirs) || memcmp(&g->model->schedule, &other->model->schedule, sizeof g->model->schedule))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "engines of different kinds cannot share a tuner: %s; %s", mine, theirs);
+    mxd_reader joined;
+    if (!mxd_tuner_join(other->tuner.tuner, &joined))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "%d engines share this tuner already", MXD_TUNER_READERS);
+    mxd_tuner_leave(&g->tuner);
+    g->tuner = joined;
+    return MXD_OK;
 }

@@ -3,27 +3,26 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine.h"
-#include "identify.h"
-#include "monitor.h"
+#include "internal.h"
 
-/* Bits of a value in MXINT8 and with 4 bits, its part of the scale included. */
+/* Bits of a value in MXINT8 and in four-bit formats, its share of the scale included. */
 static const float FAST_BITS = 8.25f, FAR_BITS = 4.25f;
 
 /* ---- layout ---- */
 
-/* How many of the first `aged` tokens are core. */
+/* Return how many of the first `aged` tokens are core. */
 static uint32_t core_quota(const mxd_kv_layout *k, uint32_t aged) {
     uint32_t quota = k->sinks + (uint32_t)(k->share * (float)aged);
     return quota < aged ? quota : aged;
 }
 
-/* Most positions that ever age: the last block does so before the last position runs. */
+/* Return the most positions that ever age: the last block does so before the last position runs. */
 static uint32_t most_aged(const mxd_kv_layout *k, uint32_t ctx) {
     return ctx > k->recent + MXD_KV_BLOCK ? (ctx - 1 - k->recent) / MXD_KV_BLOCK * MXD_KV_BLOCK : 0;
 }
 
-void mxd_kv_fit(mxd_engine *g) {
+/* Size the areas for plan.ctx. */
+static void fit(mxd_engine *g) {
     mxd_kv_layout *k = &g->kv;
     uint32_t ctx = g->plan.ctx, d = g->model->config.head_dim;
     k->core = k->far = 0;
@@ -39,7 +38,7 @@ void mxd_kv_fit(mxd_engine *g) {
     k->head_bytes = (k->core + k->ring) * k->row_bytes + k->far * k->far_row_bytes;
 }
 
-/* The share of core tokens that a budget in bits a value allows when the context is full. */
+/* Set the share of core tokens that a budget, in bits a value when the context is full, allows. */
 static mxd_status share_of_budget(mxd_kv_layout *k, float budget, uint32_t ctx, mxd_error *err) {
     uint32_t window = k->recent + MXD_KV_BLOCK, least = window + k->sinks < ctx ? window + k->sinks : ctx;
     float fast = (budget - FAR_BITS) / (FAST_BITS - FAR_BITS) * (float)ctx;
@@ -71,9 +70,23 @@ mxd_status mxd_kv_resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     return o->kv_budget != 0 ? share_of_budget(k, o->kv_budget, g->plan.ctx, err) : MXD_OK;
 }
 
-size_t mxd_kv_arena(const mxd_engine *g) {
+void mxd_kv_take(mxd_engine *g, mxd_arena *a) {
     const mxd_config *c = &g->model->config;
-    return (size_t)g->max_seqs * c->layers * 2 * c->kv_heads * g->kv.head_bytes;
+    size_t heads = (size_t)c->layers * 2 * c->kv_heads;
+    fit(g);
+    g->kv.rows = mxd_take(a, g->max_seqs * heads, g->kv.head_bytes);
+    if (g->drafter.in_use)
+        g->kv.drafter_rows = mxd_take(a, (size_t)g->max_seqs * 2 * c->kv_heads * g->plan.ctx * c->head_dim,
+                                      sizeof *g->kv.drafter_rows);
+    g->kv.side = mxd_take(a, g->side_rows * heads, g->kv.row_bytes);
+}
+
+mxd_kv_state mxd_kv_take_seq(const mxd_engine *g, mxd_arena *a) {
+    mxd_kv_state kv = {0};
+    if (g->kv.mode != MXD_KV_TIERED) return kv;
+    kv.core = mxd_take(a, g->kv.core, sizeof *kv.core);
+    kv.far = mxd_take(a, g->kv.far, sizeof *kv.far);
+    return kv;
 }
 
 /* ---- places ---- */
@@ -82,22 +95,22 @@ mxd_row_format mxd_kv_format(const mxd_engine *g, uint32_t layer) {
     return layer < g->model->config.layers ? g->kv.format : MXD_ROW_F16;
 }
 
-/* The rows of a head: core, ring, far; of the drafter's layer, all positions in f16. */
+/* Return the rows of a head: core, ring, far; of the drafter's layer, all positions in f16. */
 static uint8_t *head_rows(const mxd_engine *g, uint32_t slot, uint32_t layer, int which, uint32_t head) {
     const mxd_config *c = &g->model->config;
     if (layer == c->layers)
-        return (uint8_t *)g->draft_kv + (((size_t)slot * 2 + (size_t)which) * c->kv_heads + head) * g->plan.ctx *
-                                            mxd_row_bytes(MXD_ROW_F16, c->head_dim);
+        return (uint8_t *)g->kv.drafter_rows + (((size_t)slot * 2 + (size_t)which) * c->kv_heads + head) * g->plan.ctx *
+                                                   mxd_row_bytes(MXD_ROW_F16, c->head_dim);
     size_t index = (((size_t)slot * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
-    return g->kv_rows + index * g->kv.head_bytes;
+    return g->kv.rows + index * g->kv.head_bytes;
 }
 
-/* Offset of a position's row in the ring, in the rows of a head. */
+/* Return the offset of a position's row in the ring, in the rows of a head. */
 static size_t in_ring(const mxd_kv_layout *k, size_t position) {
     return (k->core + position % k->ring) * k->row_bytes;
 }
 
-/* The same in the far area, by index. */
+/* Return the same for a row of the far area, by index. */
 static size_t in_far(const mxd_kv_layout *k, size_t index) {
     return (k->core + k->ring) * k->row_bytes + index * k->far_row_bytes;
 }
@@ -111,9 +124,9 @@ uint8_t *mxd_kv_place(const mxd_engine *g, const mxd_row *row, uint32_t layer, i
 
 uint8_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head) {
     const mxd_config *c = &g->model->config;
-    if (!row->beside) return mxd_kv_place(g, row, layer, which, head);
-    size_t index = (((size_t)(row->beside - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
-    return g->side_kv + index * g->kv.row_bytes;
+    if (!row->side) return mxd_kv_place(g, row, layer, which, head);
+    size_t index = (((size_t)(row->side - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
+    return g->kv.side + index * g->kv.row_bytes;
 }
 
 void mxd_kv_store(const mxd_engine *g, uint32_t layer, float *x, uint8_t *place) {
@@ -126,6 +139,15 @@ void mxd_kv_store(const mxd_engine *g, uint32_t layer, float *x, uint8_t *place)
     g->kernels.hadamard(x, d);
     if (format == MXD_ROW_MXINT8) g->kernels.store_mxint8(x, d, place);
     else g->kernels.store_mxfp4(x, d, place);
+}
+
+void mxd_kv_accept(const mxd_engine *g, const mxd_row *row) {
+    const mxd_config *c = &g->model->config;
+    for (uint32_t layer = 0; layer < c->layers; layer++)
+        for (int which = 0; which < 2; which++)
+            for (uint32_t head = 0; head < c->kv_heads; head++)
+                memcpy(mxd_kv_place(g, row, layer, which, head), mxd_row_kv(g, row, layer, which, head),
+                       g->kv.row_bytes);
 }
 
 size_t mxd_kv_spans(const mxd_engine *g, uint32_t slot, uint32_t layer, uint32_t head, size_t position,
@@ -154,14 +176,14 @@ void mxd_kv_copy(mxd_seq *to, const mxd_seq *from) {
     const mxd_config *c = &g->model->config;
     const mxd_kv_layout *k = &g->kv;
     const mxd_kv_state *s = &from->kv;
-    size_t in_use = from->done < k->ring ? from->done : k->ring; /* of the ring */
-    for (uint32_t layer = 0; layer < c->layers + (g->draft_kv != NULL); layer++)
+    size_t in_use = from->n_past < k->ring ? from->n_past : k->ring; /* of the ring */
+    for (uint32_t layer = 0; layer < c->layers + g->drafter.in_use; layer++)
         for (int which = 0; which < 2; which++)
             for (uint32_t head = 0; head < c->kv_heads; head++) {
                 uint8_t *copy = head_rows(g, to->slot, layer, which, head);
                 const uint8_t *rows = head_rows(g, from->slot, layer, which, head);
                 if (layer == c->layers) {
-                    memcpy(copy, rows, from->draft_done * mxd_row_bytes(MXD_ROW_F16, c->head_dim));
+                    memcpy(copy, rows, from->drafter.n_past * mxd_row_bytes(MXD_ROW_F16, c->head_dim));
                     continue;
                 }
                 memcpy(copy, rows, s->core_count * k->row_bytes);
@@ -174,40 +196,37 @@ void mxd_kv_copy(mxd_seq *to, const mxd_seq *from) {
     if (k->mode != MXD_KV_TIERED) return;
     memcpy(to->kv.core, s->core, s->core_count * sizeof *s->core);
     memcpy(to->kv.far, s->far, s->far_count * sizeof *s->far);
-    memcpy(to->kv.attended, s->attended, from->done * sizeof *s->attended);
-    memcpy(to->kv.doubt, s->doubt, from->token_count * sizeof *s->doubt);
 }
 
 /* ---- tiers ---- */
 
-void mxd_kv_reset(mxd_seq *s) {
-    s->kv.aged = s->kv.core_count = s->kv.far_count = 0;
-}
-
-int mxd_kv_can_shorten(const mxd_engine *g) {
-    return g->kv.mode != MXD_KV_TIERED;
+size_t mxd_kv_truncate(mxd_seq *s, size_t n) {
+    size_t kept = n < s->n_past ? n : s->n_past;
+    if (kept < s->n_past && s->engine->kv.mode == MXD_KV_TIERED) kept = 0; /* what aged cannot come back */
+    if (kept == 0) s->kv.aged = s->kv.core_count = s->kv.far_count = 0;
+    return kept;
 }
 
 static float score(const mxd_seq *s, uint32_t position) {
     const mxd_model *m = s->engine->model;
     if (position < s->engine->kv.sinks) return INFINITY;
     return mxd_score(&m->schedule.memory,
-                     (mxd_signals){.confidence = s->kv.doubt[position],
-                                   .attention = s->kv.attended[position] * MXD_ATTENDED_UNIT,
+                     (mxd_signals){.confidence = s->monitor.doubt[position],
+                                   .attention = s->monitor.attended[position] * MXD_ATTENDED_UNIT,
                                    .history = mxd_tokenizer_is_special(&m->tokenizer, s->tokens[position]) ? 1 : 0});
 }
 
-/* Whether position a deserves the fast tier more than b; equal scores are decided by a fixed order without meaning. */
-static int outranks(const mxd_seq *s, uint32_t a, uint32_t b) {
+/* Whether position a deserves the fast tier more than b. A fixed order without meaning decides equal scores. */
+static bool outranks(const mxd_seq *s, uint32_t a, uint32_t b) {
     float ours = score(s, a), theirs = score(s, b);
     return ours != theirs ? ours > theirs : a * 2654435761u > b * 2654435761u;
 }
 
-/* Copy rows in all heads from one offset to another, or quantize them again on the way to the far area. */
-static void move_rows(const mxd_seq *s, size_t from, size_t to, int demote) {
+/* Copy a row in all heads from one offset to another; demoted rows are quantized again for the far area. */
+static void move_row(const mxd_seq *s, size_t from, size_t to, bool demote) {
     const mxd_engine *g = s->engine;
     const mxd_config *c = &g->model->config;
-    float x[256]; /* head_dim <= 256 */
+    float x[MXD_MAX_HEAD_DIM];
     for (uint32_t layer = 0; layer < c->layers; layer++)
         for (int which = 0; which < 2; which++)
             for (uint32_t head = 0; head < c->kv_heads; head++) {
@@ -221,18 +240,19 @@ static void move_rows(const mxd_seq *s, size_t from, size_t to, int demote) {
             }
 }
 
-/* Behind the others of the far area. */
+/* Append the row of a position, now at offset `from`, to the far area. */
 static void demote(mxd_seq *s, uint32_t position, size_t from) {
-    move_rows(s, from, in_far(&s->engine->kv, s->kv.far_count), 1);
+    move_row(s, from, in_far(&s->engine->kv, s->kv.far_count), true);
     s->kv.far[s->kv.far_count++] = position;
 }
 
 static void place_in_core(mxd_seq *s, uint32_t position, uint32_t place) {
-    move_rows(s, in_ring(&s->engine->kv, position), place * s->engine->kv.row_bytes, 0);
+    move_row(s, in_ring(&s->engine->kv, position), place * s->engine->kv.row_bytes, false);
     s->kv.core[place] = position;
 }
 
-/* A token leaves the window, for the core if there is room or one of a lower score, which is demoted then. */
+/* Take a token out of the window: into the core if there is room, or a token with a lower score to demote; else into the
+ * far area. */
 static void age(mxd_seq *s, uint32_t position, uint32_t quota) {
     mxd_kv_state *kv = &s->kv;
     if (kv->core_count < quota) {
@@ -260,15 +280,15 @@ void mxd_kv_settle(mxd_seq *s) {
 
 size_t mxd_kv_room(const mxd_seq *s) {
     const mxd_kv_layout *k = &s->engine->kv;
-    return k->mode == MXD_KV_TIERED ? s->kv.aged + k->recent + MXD_KV_BLOCK - s->done : SIZE_MAX;
+    return k->mode == MXD_KV_TIERED ? s->kv.aged + k->recent + MXD_KV_BLOCK - s->n_past : SIZE_MAX;
 }
 
 /* ---- what it costs ---- */
 
-/* Bytes of keys and values of a head for what a sequence has processed. */
+/* Return the bytes of keys and values that a head of a sequence has cached. */
 static uint64_t head_bytes(const mxd_seq *s) {
     const mxd_kv_layout *k = &s->engine->kv;
-    return 2 * ((s->done - s->kv.far_count) * k->row_bytes + s->kv.far_count * k->far_row_bytes);
+    return 2 * ((s->n_past - s->kv.far_count) * k->row_bytes + s->kv.far_count * k->far_row_bytes);
 }
 
 uint64_t mxd_kv_bytes(const mxd_seq *s) {
@@ -284,17 +304,34 @@ uint32_t mxd_kv_any_position(const mxd_engine *g, uint32_t position, uint32_t ro
 void mxd_seq_get_kv(const mxd_seq *s, mxd_kv_use *out) {
     const mxd_kv_layout *k = &s->engine->kv;
     *out = (mxd_kv_use){.mode = k->mode,
-                        .recent = (uint32_t)(s->done - s->kv.aged),
+                        .recent = (uint32_t)(s->n_past - s->kv.aged),
                         .core = s->kv.core_count,
                         .far = s->kv.far_count,
                         .bytes = mxd_kv_bytes(s)};
-    double values = 2.0 * (double)s->engine->model->config.head_dim * (double)s->done;
+    double values = 2.0 * (double)s->engine->model->config.head_dim * (double)s->n_past;
     out->bits_per_value = values > 0 ? 8.0 * (double)head_bytes(s) / values : 0;
 }
 
 size_t mxd_seq_tiers(const mxd_seq *s, uint8_t *tiers, size_t cap) {
-    for (size_t i = 0; i < s->done && i < cap; i++) tiers[i] = i < s->kv.aged ? MXD_TIER_FAR : MXD_TIER_RECENT;
+    for (size_t i = 0; i < s->n_past && i < cap; i++) tiers[i] = i < s->kv.aged ? MXD_TIER_FAR : MXD_TIER_RECENT;
     for (uint32_t i = 0; i < s->kv.core_count; i++)
         if (s->kv.core[i] < cap) tiers[s->kv.core[i]] = MXD_TIER_CORE;
-    return s->done;
+    return s->n_past;
 }
+
+#ifdef MXD_DEBUG
+void mxd_kv_poison(const mxd_seq *s, size_t rows) {
+    const mxd_engine *g = s->engine;
+    const mxd_config *c = &g->model->config;
+    if (rows > mxd_kv_room(s)) rows = mxd_kv_room(s);
+    for (size_t position = s->n_past; position < s->n_past + rows && position < g->plan.ctx; position++)
+        for (uint32_t layer = 0; layer < c->layers; layer++)
+            for (int which = 0; which < 2; which++)
+                for (uint32_t head = 0; head < c->kv_heads; head++) {
+                    float nan[MXD_MAX_HEAD_DIM];
+                    const mxd_row row = {.slot = s->slot, .position = (uint32_t)position};
+                    for (uint32_t i = 0; i < c->head_dim; i++) nan[i] = NAN;
+                    mxd_kv_store(g, layer, nan, mxd_kv_place(g, &row, layer, which, head));
+                }
+}
+#endif

@@ -16,13 +16,14 @@ void mxd_my_part(const mxd_worker *w, size_t total, size_t *from, size_t *to) {
 
 /* ---- inputs of matrix products ---- */
 
-static int is_few(const mxd_worker *w, size_t rows) {
+static bool is_few(const mxd_worker *w, size_t rows) {
     return w->threads > 1 && rows <= MXD_FEW_ROWS;
 }
 
 const mxd_input *mxd_input_of(const mxd_worker *w, size_t rows, size_t *from, size_t *to) {
     if (is_few(w, rows)) {
-        *from = 0, *to = rows;
+        *from = 0;
+        *to = rows;
         return &w->g->own[w->thread];
     }
     mxd_my_part(w, rows, from, to);
@@ -31,7 +32,7 @@ const mxd_input *mxd_input_of(const mxd_worker *w, size_t rows, size_t *from, si
 
 mxd_act mxd_act_of(const mxd_worker *w, size_t rows) {
     mxd_act act = is_few(w, rows) ? w->g->own[w->thread].act : w->g->shared.act;
-    if (!w->g->pass) act.lo = NULL;
+    if (!w->g->pass_precision) act.lo = NULL;
     return act;
 }
 
@@ -60,7 +61,7 @@ void mxd_multiply(const mxd_worker *w, size_t rows, const mxd_product *products,
         first += tiles;
         if (t0 >= t1) continue;
         size_t offset = t0 * nblocks * MXD_MXFP4_BLOCK_BYTES;
-        const uint8_t *residual = g->pass ? p->w->residual + offset : NULL;
+        const uint8_t *residual = g->pass_precision ? p->w->residual + offset : NULL;
         g->kernels.matmul_mxfp4(p->w->base + offset, residual, nblocks, t1 - t0, &act, rows, p->y + t0 * MXD_TILE_ROWS,
                                 p->ldy);
     }
@@ -174,17 +175,17 @@ static void attend_group(const mxd_worker *w, uint32_t layer, size_t m, uint32_t
                              (const uint16_t *)(const void *)spans->v, spans->n, d, scale, scores, out);
     else
         attend_quantized(w, q, group, spans, count, scale, scores, out);
-    if (g->monitored && layer == g->model->schedule.monitored_layer)
+    if (g->monitor.in_use && layer == g->model->schedule.monitored_layer)
         mxd_monitor_row(g, m, kv_head, scores, row->position + 1);
 }
 
-/* The same for a row beside the cache: what lies beside goes into its place meanwhile. No other thread reads this head
- * then. */
-static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_t kv_head) {
+/* Do the same for a side row: it and the side rows before it take their places in the cache meanwhile. No other thread
+ * reads this head then. */
+static void attend_side(const mxd_worker *w, uint32_t layer, size_t m, uint32_t kv_head) {
     const mxd_engine *g = w->g;
     size_t bytes = g->kv.row_bytes, count = 0;
-    uint8_t saved[MXD_MAX_DRAFT][2][512]; /* head_dim <= 256 */
-    for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
+    uint8_t saved[MXD_MAX_DRAFT][2][2 * MXD_MAX_HEAD_DIM]; /* f16 has the widest rows */
+    for (const mxd_row *row = &g->rows[m]; row->side; row = &g->rows[row->parent], count++)
         for (int which = 0; which < 2; which++) {
             uint8_t *place = mxd_kv_place(g, row, layer, which, kv_head);
             memcpy(saved[count][which], place, bytes);
@@ -192,26 +193,26 @@ static void attend_beside(const mxd_worker *w, uint32_t layer, size_t m, uint32_
         }
     attend_group(w, layer, m, kv_head);
     count = 0;
-    for (const mxd_row *row = &g->rows[m]; row->beside; row = &g->rows[row->parent], count++)
+    for (const mxd_row *row = &g->rows[m]; row->side; row = &g->rows[row->parent], count++)
         for (int which = 0; which < 2; which++)
             memcpy(mxd_kv_place(g, row, layer, which, kv_head), saved[count][which], bytes);
 }
 
-/* The query heads of one KV head of one row at a time; rows beside the cache behind the others. */
+/* Attend with the query heads of one KV head of one row at a time; side rows come after the others. */
 static void attend(const mxd_worker *w, uint32_t layer) {
     const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
     size_t from, to;
     mxd_my_part(w, g->row_count * c->kv_heads, &from, &to);
     for (size_t unit = from; unit < to; unit++)
-        if (!g->rows[unit / c->kv_heads].beside)
+        if (!g->rows[unit / c->kv_heads].side)
             attend_group(w, layer, unit / c->kv_heads, (uint32_t)(unit % c->kv_heads));
-    if (!g->side_used) return;
+    if (!g->side_count) return;
     mxd_barrier(w);
     mxd_my_part(w, c->kv_heads, &from, &to);
     for (size_t kv_head = from; kv_head < to; kv_head++)
         for (size_t m = 0; m < g->row_count; m++)
-            if (g->rows[m].beside) attend_beside(w, layer, m, (uint32_t)kv_head);
+            if (g->rows[m].side) attend_side(w, layer, m, (uint32_t)kv_head);
 }
 
 static void feed_forward_input(const mxd_worker *w) {
@@ -229,7 +230,7 @@ void mxd_run_layer(const mxd_worker *w, const mxd_layer *layer, uint32_t l) {
     qkv_layout at = layout_qkv(c);
     size_t rows = g->row_count, f = c->ffn, from, to;
 
-    mxd_normalize(w, rows, NULL, layer->attention_norm[g->pass], l);
+    mxd_normalize(w, rows, NULL, layer->attention_norm[g->pass_precision], l);
     const mxd_product qkv[] = {{&layer->q, g->qkv, at.width},
                            {&layer->k, g->qkv + at.k_at, at.width},
                            {&layer->v, g->qkv + at.v_at, at.width}};
@@ -244,7 +245,7 @@ void mxd_run_layer(const mxd_worker *w, const mxd_layer *layer, uint32_t l) {
     multiply_add(w, &layer->o);
     mxd_barrier(w);
 
-    mxd_normalize(w, rows, NULL, layer->ffn_norm[g->pass], l);
+    mxd_normalize(w, rows, NULL, layer->ffn_norm[g->pass_precision], l);
     const mxd_product gate_up[] = {{&layer->gate, g->gate_up, 2 * f}, {&layer->up, g->gate_up + f, 2 * f}};
     mxd_multiply(w, rows, gate_up, 2);
     mxd_barrier(w);

@@ -5,7 +5,7 @@
 #ifndef MXD_LAYER_H
 #define MXD_LAYER_H
 
-#include "engine.h"
+#include "internal.h"
 
 /* One thread's view of a step. */
 typedef struct mxd_worker {

@@ -1,147 +1,107 @@
-/* One step of the target: the step's rows through all layers, then the head for those that want it. */
-#include <math.h>
+/* The model object of the public header: opening and closing a bundle, what it is, and text through its tokenizer and
+ * chat template. */
+#include "model.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include "layer.h"
+#include "bundle.h"
 
-/* ---- the head ---- */
-
-/* A logit as an integer of the same order (with -0 as +0), so that a maximum is one of integers, which compilers
- * vectorize. */
-static int32_t ordered(float logit) {
-    float f = logit + 0.0f;
-    int32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return bits ^ (bits >> 31 & INT32_MAX);
-}
-
-/* Look at `columns` logits of an outcome, those of the tokens from `token` on. */
-static void scan_logits(mxd_head_part *part, uint32_t outcome, const float *y, uint32_t token, uint32_t columns) {
-    const int32_t infinity = 0x7f800000;
-    int32_t best = INT32_MIN, least = INT32_MAX;
-    for (uint32_t i = 0; i < columns; i++) {
-        int32_t key = ordered(y[i]);
-        best = key > best ? key : best;
-        least = key < least ? key : least;
+static mxd_status map_file(mxd_model *m, mxd_error *err) {
+    int fd = open(m->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        if (errno == ENOENT) return mxd_fail(err, MXD_BAD_MISSING, "%s: no such file", m->path);
+        return mxd_fail(err, MXD_ERR_IO, "%s: cannot open: %s", m->path, strerror(errno));
     }
-    if (best >= infinity || least <= ~infinity) {
-        uint32_t i = 0;
-        while (isfinite(y[i])) i++;
-        if (part->fault_token == UINT32_MAX || outcome < part->fault_outcome)
-            part->fault_outcome = outcome, part->fault_token = token + i;
-        return;
+    struct stat st;
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+        close(fd);
+        return mxd_fail(err, MXD_ERR_IO, "%s: not a regular file", m->path);
     }
-    if (best <= ordered(part->second[outcome])) return;
-    for (uint32_t i = 0; i < columns; i++) { /* rarely: the largest so far are soon found */
-        if (y[i] > part->best[outcome]) { /* equal ones lie behind the winner */
-            part->second[outcome] = part->best[outcome];
-            part->best[outcome] = y[i];
-            part->winner[outcome] = token + i;
-        } else if (y[i] > part->second[outcome]) {
-            part->second[outcome] = y[i];
-        }
+    if (st.st_size == 0) {
+        close(fd);
+        return mxd_fail(err, MXD_BAD_MAGIC, "%s: empty file", m->path);
     }
-}
-
-/* This thread's columns of the head for all outcomes: the winner of each, and the logits where they are wanted. */
-static void run_head(const mxd_worker *w) {
-    mxd_engine *g = w->g;
-    const mxd_model *m = g->model;
-    mxd_head_part *part = &g->head_parts[w->thread];
-    size_t nblocks = m->head.cols / MXD_BLOCK, padded = mxd_pad_tile(m->head.rows), rows = g->outcome_count, from, to;
-    mxd_normalize(w, rows, g->outcomes, m->final_norm[g->pass], m->config.layers);
-    mxd_act act = mxd_act_of(w, rows);
-    part->fault_token = UINT32_MAX;
-    for (size_t i = 0; i < rows; i++) part->best[i] = part->second[i] = -INFINITY;
-    mxd_my_part(w, padded / MXD_TILE_ROWS, &from, &to);
-    for (size_t tile = from, tiles; tile < to; tile += tiles) {
-        tiles = to - tile < MXD_HEAD_COLUMNS / MXD_TILE_ROWS ? to - tile : MXD_HEAD_COLUMNS / MXD_TILE_ROWS;
-        g->kernels.matmul_mxint8(m->head.base + tile * nblocks * MXD_MXINT8_BLOCK_BYTES, NULL, nblocks, tiles, &act,
-                                 rows, part->logits, MXD_HEAD_COLUMNS);
-        size_t token = tile * MXD_TILE_ROWS, columns = tiles * MXD_TILE_ROWS;
-        if (token + columns > m->config.vocab) columns = m->config.vocab - token; /* the last tile is padded */
-        for (size_t i = 0; i < rows; i++) {
-            const float *y = part->logits + i * MXD_HEAD_COLUMNS;
-            scan_logits(part, (uint32_t)i, y, (uint32_t)token, (uint32_t)columns);
-            if (g->outcomes[i].logits) memcpy(g->outcomes[i].logits + token, y, columns * sizeof *y);
-        }
-    }
-}
-
-/* Join what the threads found: their parts ascend, so among equals the first one's winner stays. */
-static mxd_status join_head(mxd_engine *g, mxd_error *err) {
-    uint32_t threads = mxd_pool_size(g->pool), fault_outcome = UINT32_MAX, fault_token = 0;
-    for (uint32_t t = 0; t < threads; t++) {
-        const mxd_head_part *part = &g->head_parts[t];
-        if (part->fault_token != UINT32_MAX && part->fault_outcome < fault_outcome)
-            fault_outcome = part->fault_outcome, fault_token = part->fault_token;
-    }
-    if (fault_outcome != UINT32_MAX)
-        return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite logit of token %u at position %u", fault_token,
-                        g->rows[g->outcomes[fault_outcome].row].position);
-    for (size_t i = 0; i < g->outcome_count; i++) {
-        float best = -INFINITY, second = -INFINITY;
-        for (uint32_t t = 0; t < threads; t++) {
-            const mxd_head_part *part = &g->head_parts[t];
-            float lesser = part->best[i] > best ? best : part->best[i];
-            if (part->best[i] > best) best = part->best[i], g->outcomes[i].winner = part->winner[i];
-            if (lesser > second) second = lesser;
-            if (part->second[i] > second) second = part->second[i];
-        }
-        g->outcomes[i].margin = best - second;
-    }
+    /* Large sequential read-ahead: an SD card is several times slower with page-sized faults. */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+    void *map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    close(fd);
+    if (map == MAP_FAILED)
+        return mxd_fail(err, MXD_ERR_MEMORY, "%s: cannot map %lld bytes: %s", m->path, (long long)st.st_size,
+                        strerror(errno));
+    m->map = map;
+    m->map_len = (size_t)st.st_size;
     return MXD_OK;
 }
 
-/* ---- the step ---- */
-
-/* The drafter reads the residual stream behind some layers: copy it, before the next layer adds to it. */
-static void keep_features(const mxd_worker *w, uint32_t layers_done) {
-    mxd_engine *g = w->g;
-    const mxd_draft_model *d = &g->model->drafter;
-    size_t hidden = g->model->config.hidden, from, to;
-    for (uint32_t f = 0; f < d->features; f++) {
-        if (d->feature_layer[f] != layers_done) continue;
-        mxd_my_part(w, g->row_count, &from, &to);
-        for (size_t m = from; m < to; m++)
-            memcpy(g->features + (m * d->features + f) * hidden, g->x + m * hidden, hidden * sizeof(float));
+mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err) {
+    *out = NULL;
+    if (!path) return mxd_fail(err, MXD_ERR_ARGUMENT, "no bundle path given");
+    mxd_model *m = calloc(1, sizeof *m);
+    if (!m || !(m->path = strdup(path))) {
+        free(m);
+        return mxd_fail(err, MXD_ERR_MEMORY, "out of memory opening %s", path);
     }
+    mxd_bundle bundle = {.model = m, .err = err};
+    mxd_status status = map_file(m, err);
+    if (!status) status = mxd_bundle_read(&bundle);
+        if (status) {
+        mxd_model_close(&m);
+        return status;
+    }
+    *out = m;
+    return MXD_OK;
 }
 
-static void forward_job(void *arg, uint32_t thread) {
-    mxd_engine *g = arg;
-    const mxd_worker w = {g, thread, mxd_pool_size(g->pool)};
-    const mxd_config *c = &g->model->config;
-    size_t from, to;
-    mxd_my_part(&w, g->row_count, &from, &to);
-    for (size_t m = from; m < to; m++) mxd_embed(g->model, g->rows[m].token, g->x + m * c->hidden);
-    mxd_barrier(&w);
-    for (uint32_t l = 0; l < c->layers; l++) {
-        mxd_run_layer(&w, &g->model->layers[l], l);
-        if (g->features) keep_features(&w, l + 1);
-    }
-    if (g->outcome_count) run_head(&w);
+void mxd_model_close(mxd_model **model) {
+    mxd_model *m = *model;
+    if (!m) return;
+    if (m->map) munmap((void *)(uintptr_t)m->map, m->map_len);
+    free(m->layers);
+    free(m->provenance);
+    free(m->path);
+    free(m);
+    *model = NULL;
 }
 
-mxd_status mxd_forward(mxd_engine *g, int precision, mxd_error *err) {
-    const mxd_config *c = &g->model->config;
-    float *logits = g->logits;
-    g->pass = precision;
-    g->outcome_count = 0;
-    for (size_t m = 0; m < g->row_count; m++) {
-        if (g->rows[m].wants == MXD_WANTS_NOTHING) continue;
-        int all = g->rows[m].wants == MXD_WANTS_LOGITS;
-        g->outcomes[g->outcome_count++] = (mxd_outcome){.row = (uint32_t)m, .logits = all ? logits : NULL};
-        if (all) logits += mxd_pad_tile(c->vocab);
-    }
-    atomic_store(&g->fault, UINT64_MAX);
-    mxd_pool_run(g->pool, forward_job, g);
+void mxd_model_get_info(const mxd_model *m, mxd_model_info *out) {
+    const mxd_config *c = &m->config;
+    *out = (mxd_model_info){.hidden = c->hidden, .layers = c->layers, .heads = c->heads, .kv_heads = c->kv_heads,
+                            .head_dim = c->head_dim, .ffn = c->ffn, .vocab = c->vocab,
+                            .max_positions = c->max_positions, .has_residual = m->has_residual,
+                            .has_drafter = m->drafter.features > 0, .has_ngrams = m->has_ngrams,
+                            .bos = mxd_tokenizer_bos(&m->tokenizer), .file_bytes = m->map_len,
+                            .provenance = m->provenance, .path = m->path};
+}
 
-    uint64_t fault = atomic_load(&g->fault);
-    if (fault == UINT64_MAX) return g->outcome_count ? join_head(g, err) : MXD_OK;
-    const mxd_row *row = &g->rows[fault & UINT32_MAX];
-    if (fault >> 32 == c->layers)
-        return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite value before the head at position %u", row->position);
-    return mxd_fail(err, MXD_ERR_NUMERIC, "non-finite value entering layer %u at position %u", (unsigned)(fault >> 32),
-                    row->position);
+/* ---- text ---- */
+
+mxd_status mxd_encode(const mxd_model *m, const char *text, size_t len, uint32_t *ids, size_t cap, size_t *n,
+                      mxd_error *err) {
+    return mxd_tokenizer_encode(&m->tokenizer, text, len, ids, cap, n, err);
+}
+
+const char *mxd_token_bytes(const mxd_model *m, uint32_t id, size_t *len) {
+    if (id >= m->config.vocab) {
+        *len = 0;
+        return NULL;
+    }
+    return mxd_tokenizer_bytes(&m->tokenizer, id, len);
+}
+
+int mxd_token_is_special(const mxd_model *m, uint32_t id) {
+    return id < m->config.vocab && mxd_tokenizer_is_special(&m->tokenizer, id);
+}
+
+mxd_status mxd_chat_encode(const mxd_model *m, const mxd_message *messages, size_t count, int add_generation,
+                           uint32_t *ids, size_t cap, size_t *n, mxd_error *err) {
+    if (!m->has_chat)
+        return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no chat template: use the raw prompt", m->path);
+    return mxd_chat_encode_messages(&m->chat, &m->tokenizer, messages, count, add_generation, ids, cap, n, err);
 }

@@ -1,12 +1,38 @@
 #include "monitor.h"
 
-#include "engine.h"
+#include <string.h>
 
-/* ---- attention ---- */
+#include "internal.h"
 
-/* By position: share of row m's attention, all heads of the model being one, that the heads of a KV head paid. */
+void mxd_monitor_take(mxd_engine *g, mxd_arena *a) {
+    if (g->monitor.in_use)
+        g->monitor.paid = mxd_take(a, (size_t)g->max_rows * g->model->config.kv_heads * g->plan.ctx, sizeof(float));
+}
+
+mxd_monitor_state mxd_monitor_take_seq(const mxd_engine *g, mxd_arena *a) {
+    mxd_monitor_state monitor = {NULL, NULL};
+    if (g->kv.mode != MXD_KV_TIERED) return monitor;
+    monitor.attended = mxd_take(a, g->plan.ctx, sizeof *monitor.attended);
+    monitor.doubt = mxd_take(a, g->plan.ctx, sizeof *monitor.doubt);
+    return monitor;
+}
+
+void mxd_monitor_copy(mxd_seq *to, const mxd_seq *from) {
+    if (!from->monitor.attended) return;
+    memcpy(to->monitor.attended, from->monitor.attended, from->n_past * sizeof(float));
+    memcpy(to->monitor.doubt, from->monitor.doubt, from->token_count * sizeof(float));
+}
+
+void mxd_monitor_truncate(mxd_seq *s, size_t n) {
+    if (s->monitor.doubt) memset(s->monitor.doubt + n, 0, (s->engine->plan.ctx - n) * sizeof(float));
+}
+
+void mxd_monitor_chosen(mxd_seq *s, size_t position, float doubt) {
+    if (s->monitor.doubt) s->monitor.doubt[position] = doubt;
+}
+
 static float *slot_of(const mxd_engine *g, size_t m, uint32_t kv_head) {
-    return g->monitored + (m * g->model->config.kv_heads + kv_head) * g->plan.ctx;
+    return g->monitor.paid + (m * g->model->config.kv_heads + kv_head) * g->plan.ctx;
 }
 
 static float sum16(const float *x, size_t n) {
@@ -36,7 +62,7 @@ void mxd_monitor_row(const mxd_engine *g, size_t m, uint32_t kv_head, float *wei
 void mxd_monitor_commit(mxd_seq *s, size_t m) {
     const mxd_engine *g = s->engine;
     size_t position = g->rows[m].position;
-    float *attended = s->kv.attended;
+    float *attended = s->monitor.attended;
     if (!attended) return;
     if (position % MXD_KV_BLOCK == 0)
         for (size_t i = 0; i < position; i++) attended[i] *= MXD_ATTENDED_DECAY;
@@ -54,51 +80,4 @@ float mxd_attended(const mxd_engine *g, size_t m, size_t from, size_t to) {
     for (uint32_t h = 0; from < to && h < g->model->config.kv_heads; h++)
         sum += sum16(slot_of(g, m, h) + from, to - from);
     return sum;
-}
-
-/* ---- drafted tokens ---- */
-
-static uint32_t source_of(uint8_t kind) {
-    return kind < MXD_KIND_COPY    ? MXD_SOURCE_CALLER
-           : kind < MXD_KIND_TABLE ? MXD_SOURCE_COPY
-           : kind < MXD_KIND_MODEL ? MXD_SOURCE_TABLE
-           : kind < MXD_KIND_BASE  ? MXD_SOURCE_MODEL
-                                   : MXD_SOURCE_BASE;
-}
-
-void mxd_monitor_proposed(mxd_seq *s) {
-    mxd_proposal *d = &s->proposal;
-    s->record_count = d->count;
-    for (uint32_t i = 0; i < d->count; i++) {
-        const mxd_draft_record *parent = d->parent[i] < 0 ? NULL : &s->draft_records[d->parent[i]];
-        d->record[i] = (uint8_t)i;
-        s->record_kind[i] = d->kind[i];
-        s->draft_records[i] = (mxd_draft_record){
-            .token = d->token[i],
-            .parent = d->parent[i],
-            .depth = parent ? parent->depth + 1 : 0,
-            .source = source_of(d->kind[i]),
-            .confidence = d->confidence[i],
-            .history = mxd_policy_history(s->engine->policy, d->kind[i]),
-            .chance = d->path[i],
-        };
-    }
-}
-
-void mxd_monitor_verified(mxd_seq *s) {
-    for (uint32_t i = 0; i < s->proposal.count; i++) s->draft_records[s->proposal.record[i]].verified = 1;
-}
-
-void mxd_monitor_chosen(const mxd_seq *s, uint32_t token) {
-    for (uint32_t i = 0; i < s->record_count; i++) {
-        const mxd_draft_record *record = &s->draft_records[i];
-        if (record->parent >= 0 || record->verified) continue;
-        mxd_observation seen = {.seen = MXD_SEEN_DRAFT, .kind = s->record_kind[i], .accepted = record->token == token};
-        mxd_tuner_report(&s->engine->tuner, &seen);
-    }
-}
-
-const mxd_draft_record *mxd_seq_drafts(const mxd_seq *s, size_t *n) {
-    *n = s->record_count;
-    return s->draft_records;
 }

@@ -1,37 +1,50 @@
-/* Monitor: what is cheaply known of tokens.
+/* The monitor: what is cheaply known of committed tokens.
  *
- * Attention that they receive, in one layer of the target (schedule.h, monitored_layer). Each row of a step and each KV
- * head has a slot of its own, by position, so neither threads nor tiers change a bit. What a sequence has received counts
- * only rows that are committed: rejected drafts leave no trace.
- *
- * Drafted tokens: what was known of each, and what the step made of it (mxd_seq_drafts). */
+ * *Attention* that they receive, in one layer of the target (schedule.h, monitored_layer). Each row of a pass and each
+ * KV head has a slot of its own, by position, so neither threads nor tiers change a bit. Only committed rows count:
+ * rejected drafts leave no trace. *Doubt* of whoever chose them. */
 #ifndef MXD_MONITOR_H
 #define MXD_MONITOR_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include <stdbool.h>
 
+#include "arena.h"
 #include "status.h"
 
-/* Every MXD_KV_BLOCK positions, what was received before counts half as much: a row in the steady state has the weight
+/* Every MXD_KV_BLOCK positions, what was received before counts half as much. A row in the steady state has the weight
  * MXD_ATTENDED_UNIT, so that sums of what rows paid are a mean of their shares. */
 #define MXD_ATTENDED_DECAY 0.5f
 #define MXD_ATTENDED_UNIT (1.0f / 64)
 
-/* The heads of one KV head have attended for row m of the step: weights (heads of a KV head, n) in the order of the cache,
- * which are overwritten. */
-void mxd_monitor_row(const mxd_engine *g, size_t m, uint32_t kv_head, float *weights, size_t n);
-/* Row m of the step is committed. Each position once, in ascending order. */
-void mxd_monitor_commit(mxd_seq *s, size_t m);
-/* Share of the attention of row m of the step that fell on positions from .. to-1; mean over all heads. */
-float mxd_attended(const mxd_engine *g, size_t m, size_t from, size_t to);
+/* The engine's part. */
+typedef struct mxd_monitor {
+    bool in_use; /* somebody needs attention: mixed precision or tiers */
+    float *paid; /* (max_rows, kv_heads, ctx): share of a row's attention, all heads of the model being one, that the
+                    heads of a KV head paid to each position */
+} mxd_monitor;
 
-/* Begin the records of a step with all that is proposed for a sequence. */
-void mxd_monitor_proposed(mxd_seq *s);
-/* What is left of the proposal was verified. */
-void mxd_monitor_verified(mxd_seq *s);
-/* The target chose this token behind the newest one: so what was proposed there and had no place was right or not, and
- * its kind is learned about for nothing. */
-void mxd_monitor_chosen(const mxd_seq *s, uint32_t token);
+/* A sequence's, with tiers only. */
+typedef struct mxd_monitor_state {
+    float *attended; /* (ctx) attention received lately */
+    float *doubt;    /* (ctx) of whoever chose the token; 0 for those of prompts and for all after the last token */
+} mxd_monitor_state;
+
+void mxd_monitor_take(mxd_engine *g, mxd_arena *a);
+mxd_monitor_state mxd_monitor_take_seq(const mxd_engine *g, mxd_arena *a);
+
+/* Copy what is known of the tokens of `from` to the empty sequence `to`. */
+void mxd_monitor_copy(mxd_seq *to, const mxd_seq *from);
+/* Forget the doubt of all tokens from position n on. */
+void mxd_monitor_truncate(mxd_seq *s, size_t n);
+/* Note the doubt of whoever chose the token at a position. */
+void mxd_monitor_chosen(mxd_seq *s, size_t position, float doubt);
+
+/* Take the attention that the heads of a KV head paid for row m of the pass: weights (heads of a KV head, n) in the order
+ * of the cache, which are overwritten. */
+void mxd_monitor_row(const mxd_engine *g, size_t m, uint32_t kv_head, float *weights, size_t n);
+/* Count row m of the pass as committed. Each position once, in ascending order. */
+void mxd_monitor_commit(mxd_seq *s, size_t m);
+/* Return the share of the attention of row m of the pass that fell on positions [from, to); mean over all heads. */
+float mxd_attended(const mxd_engine *g, size_t m, size_t from, size_t to);
 
 #endif

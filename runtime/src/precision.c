@@ -1,98 +1,150 @@
 #include "precision.h"
 
 #include "annotate.h"
-#include "monitor.h"
+#include "sequence.h"
 
-/* How much the newest look counts in the share of looks that changed the choice. */
+/* Weight of the newest look in the share of looks that changed the choice. */
 static const float FLIP_SHARE = 0.125f;
 
-/* How far a row moves the threshold, in log-odds: up if it is core, down if it isn't, so that the fraction asked for is
- * kept on texts that are easier or harder than those the schedule comes from (quantile tracking: Robbins, Monro 1951). */
+/* How far a row moves the threshold, in log-odds: up if it is core, down if it isn't. So the fraction asked for is kept
+ * on texts that are easier or harder than those of the schedule (quantile tracking: Robbins, Monro 1951). */
 static const float THRESHOLD_STEP = 0.1f;
 
-/* Positions that are not at full precision yet. */
-static size_t pending(const mxd_seq *s) {
-    return s->done - s->full_done;
+void mxd_precision_open(mxd_seq *s, bool mixes) {
+    s->precision = (mxd_precision_state){.mixes = mixes};
+    mxd_precision_truncate(s, 0);
 }
 
-int mxd_runs_full(const mxd_seq *s) {
-    const mxd_engine *g = s->engine;
-    if (!g->mixes) return g->precision;
-    return s->awaits_full || s->catching_up || s->done < s->prompt_end || pending(s) + 1 >= g->catch_up;
+void mxd_precision_copy(mxd_seq *to, const mxd_seq *from) {
+    to->precision = from->precision;
+    to->precision.core_rule = NULL;
+}
+
+void mxd_precision_prompt(mxd_seq *s) {
+    s->precision.awaits_full = s->precision.catching_up = false;
+}
+
+size_t mxd_precision_truncate(mxd_seq *s, size_t n) {
+    mxd_precision_state *p = &s->precision;
+    if (p->full_done > n) p->full_done = n;
+    p->awaits_full = p->catching_up = false;
+    p->waited = 0;
+    p->flip_rate = 0;
+    p->core_threshold = mxd_schedule_threshold(&s->engine->model->schedule, s->engine->core_fraction);
+    return p->mixes ? p->full_done : n;
+}
+
+/* Return the number of processed positions that are not at full precision yet. */
+static size_t pending(const mxd_seq *s) {
+    return s->n_past - s->precision.full_done;
+}
+
+int mxd_first_pass(const mxd_engine *g) {
+    return g->mixes ? 0 : g->precision;
+}
+
+bool mxd_runs_full(const mxd_seq *s) {
+    const mxd_precision_state *p = &s->precision;
+    if (!p->mixes) return s->engine->precision;
+    return p->awaits_full || p->catching_up || s->n_past < s->prompt_end || pending(s) + 1 >= s->engine->catch_up;
 }
 
 size_t mxd_base_room(const mxd_seq *s) {
-    const mxd_engine *g = s->engine;
-    return g->mixes ? g->catch_up - 1 - pending(s) : SIZE_MAX;
+    return s->precision.mixes ? s->engine->catch_up - 1 - pending(s) : SIZE_MAX;
 }
 
-mxd_token_record mxd_inspect(const mxd_engine *g, const mxd_seq *s, const mxd_outcome *outcome) {
-    mxd_signals signals = {.confidence = mxd_exp_ref(-outcome->margin), .history = s->flip_rate};
-    if (g->mixes && !g->pass) signals.attention = mxd_attended(g, outcome->row, s->full_done, s->done);
-    return (mxd_token_record){.position = (uint32_t)s->done + 1,
+bool mxd_catches_up(mxd_seq *const *seqs, size_t n) {
+    size_t waiting = 0, others = 0;
+    uint32_t longest = 0;
+    for (size_t i = 0; i < n; i++) {
+        mxd_seq *s = seqs[i];
+        if (!mxd_seq_has_work(s)) continue;
+        if (!mxd_runs_full(s)) {
+            others++;
+            continue;
+        }
+        if (s->n_past < s->prompt_end) return true; /* prompts never wait */
+        waiting++;
+        if (++s->precision.waited > longest) longest = s->precision.waited;
+    }
+    return mxd_schedule_catches_up(waiting, others, longest);
+}
+
+void mxd_precision_processed(mxd_seq *s, size_t n) {
+    if (!s->precision.mixes || !s->engine->pass_precision) return;
+    s->precision.full_done = n;
+    s->precision.catching_up = n <= s->n_past;
+}
+
+static mxd_token_record describe(const mxd_seq *s, const mxd_outcome *outcome) {
+    const mxd_engine *g = s->engine;
+    const mxd_precision_state *p = &s->precision;
+    mxd_signals signals = {.confidence = mxd_exp_ref(-outcome->margin), .history = p->flip_rate};
+    if (p->mixes && !g->pass_precision)
+        signals.attention = mxd_attended(g, outcome->row, p->full_done, s->n_past);
+    return (mxd_token_record){.position = (uint32_t)s->n_past + 1,
                               .token = outcome->winner,
-                              .base_token = g->pass ? UINT32_MAX : outcome->winner,
+                              .base_token = g->pass_precision ? UINT32_MAX : outcome->winner,
                               .margin = outcome->margin,
                               .confidence = signals.confidence,
                               .attention = signals.attention,
                               .history = signals.history,
                               .score = mxd_score(&g->model->schedule.precision, signals),
-                              .threshold = g->mixes ? s->core_threshold : 0,
-                              .look = g->pass ? MXD_LOOK_ALL : MXD_LOOK_NONE};
+                              .threshold = p->mixes ? p->core_threshold : 0,
+                              .look = g->pass_precision ? MXD_LOOK_ALL : MXD_LOOK_NONE};
 }
 
-int mxd_turns_core(mxd_seq *s, const mxd_token_record *row) {
+/* Decide whether the row, computed at base precision, is core; it then waits for full precision. */
+static bool turns_core(mxd_seq *s, const mxd_token_record *row) {
+    mxd_precision_state *p = &s->precision;
     mxd_token_record seen = *row;
     seen.look = row->score > row->threshold ? MXD_LOOK_CORE : MXD_LOOK_NONE;
-    int core = s->core_rule ? s->core_rule(s->core_rule_arg, &seen) != 0 : seen.look == MXD_LOOK_CORE;
-    s->core_threshold = s->core_threshold + THRESHOLD_STEP * ((float)core - s->engine->core_fraction);
-    if (!core) return 0;
+    bool core = p->core_rule ? p->core_rule(p->core_rule_arg, &seen) != 0 : seen.look == MXD_LOOK_CORE;
+    p->core_threshold = p->core_threshold + THRESHOLD_STEP * ((float)core - s->engine->core_fraction);
+    if (!core) return false;
     MXD_ANNOTATE_MARK("core");
-    s->awaits_full = 1;
-    s->awaiting = seen;
-    s->awaiting.look = MXD_LOOK_CORE;
-    return 1;
+    p->awaits_full = true;
+    p->awaiting = seen;
+    p->awaiting.look = MXD_LOOK_CORE;
+    return true;
 }
 
-void mxd_caught_up(mxd_seq *s, size_t n) {
-    s->full_done = n;
-    s->catching_up = n <= s->done;
-}
-
-mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full) {
+/* Return the record of a row that waited, or was due, from what full precision makes of it. */
+static mxd_token_record resolve(mxd_seq *s, const mxd_token_record *full) {
+    mxd_precision_state *p = &s->precision;
     mxd_token_record row = *full;
-    row.look = s->done < s->prompt_end ? MXD_LOOK_ALL : MXD_LOOK_DUE;
-    if (s->awaits_full) {
-        row = s->awaiting;
+    row.look = s->n_past < s->prompt_end ? MXD_LOOK_ALL : MXD_LOOK_DUE;
+    if (p->awaits_full) {
+        row = p->awaiting;
         row.token = full->token;
         float flipped = row.token != row.base_token;
-        s->flip_rate = s->flip_rate + FLIP_SHARE * (flipped - s->flip_rate);
+        p->flip_rate = p->flip_rate + FLIP_SHARE * (flipped - p->flip_rate);
     }
-    s->awaits_full = 0;
-    s->waited = 0;
+    p->awaits_full = false;
+    p->waited = 0;
     return row;
 }
 
-void mxd_copy_looks(mxd_seq *to, const mxd_seq *from) {
-    to->full_done = from->full_done;
-    to->awaits_full = from->awaits_full;
-    to->catching_up = from->catching_up;
-    to->waited = from->waited;
-    to->awaiting = from->awaiting;
-    to->core_threshold = from->core_threshold;
-    to->flip_rate = from->flip_rate;
+bool mxd_inspect(mxd_seq *s, const mxd_outcome *outcome, mxd_token_record *record) {
+    *record = describe(s, outcome);
+    if (!s->precision.mixes) return true;
+    if (!s->engine->pass_precision) return !turns_core(s, record);
+    *record = resolve(s, record);
+    return true;
 }
 
-void mxd_forget_looks(mxd_seq *s, size_t n) {
-    if (s->full_done > n) s->full_done = n;
-    if (s->engine->mixes) s->done = s->full_done;
-    s->awaits_full = s->catching_up = 0;
-    s->waited = 0;
-    s->flip_rate = 0;
-    s->core_threshold = mxd_schedule_threshold(&s->engine->model->schedule, s->engine->core_fraction);
+uint64_t mxd_weight_bytes(const mxd_engine *g, int precision) {
+    const mxd_model *m = g->model;
+    return m->plane_bytes[0] + (precision ? m->plane_bytes[1] : 0) +
+           mxd_pad_tile(m->head.rows) / MXD_TILE_ROWS * (m->head.cols / MXD_BLOCK) * MXD_MXINT8_BLOCK_BYTES;
 }
 
 double mxd_mixed_bytes(const mxd_engine *g, double core_fraction) {
     double passes = core_fraction + (1 - core_fraction) / g->catch_up;
     return (double)mxd_weight_bytes(g, 0) + passes * (double)mxd_weight_bytes(g, 1);
+}
+
+void mxd_seq_set_core_rule(mxd_seq *s, mxd_core_function *function, void *arg) {
+    s->precision.core_rule = function;
+    s->precision.core_rule_arg = arg;
 }

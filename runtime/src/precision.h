@@ -1,28 +1,54 @@
-/* The precision consumer: under `auto`, rows run at base precision, and a row that looks doubtful gets a pass at full
- * precision over all rows that are still at base precision and itself (catch-up). What it decides changes what is
- * generated, so it depends on the committed tokens alone: not on drafts, threads or what else is in the step. */
+/* The precision consumer. Under `auto`, rows run at base precision. A row that looks doubtful is *core*: it gets a pass
+ * at full precision, which also runs all rows that are still at base precision (catch-up). These decisions change what
+ * is generated, so they depend on the committed tokens alone: not on drafts, threads or what else is in the step. */
 #ifndef MXD_PRECISION_H
 #define MXD_PRECISION_H
 
-#include "engine.h"
+#include <stdbool.h>
 
+#include "forward.h"
+
+/* A sequence's precision. */
+typedef struct mxd_precision_state {
+    bool mixes;            /* rows run at base precision, core rows also at full; else all at the engine's precision */
+    size_t full_done;      /* if it mixes: positions below have keys and values of full precision */
+    bool awaits_full;      /* the row at n_past ran at base precision and is core */
+    bool catching_up;      /* a pass at full precision had no room for all rows up to the one at n_past */
+    uint32_t waited;       /* steps for which that row has waited for a pass at full precision */
+    mxd_token_record awaiting; /* what base precision made of it */
+    float core_threshold;  /* score above which a row is core */
+    float flip_rate;       /* share of the latest looks that changed the choice */
+    mxd_core_function *core_rule; /* the caller's, or NULL */
+    void *core_rule_arg;
+} mxd_precision_state;
+
+/* Start the state of an empty sequence. */
+void mxd_precision_open(mxd_seq *s, bool mixes);
+/* Copy all but the core rule of `from` to `to`, a sequence of the same engine. */
+void mxd_precision_copy(mxd_seq *to, const mxd_seq *from);
+/* Note that a prompt was queued: the row that waited is one of the prompt's now. */
+void mxd_precision_prompt(mxd_seq *s);
+/* Reset to the state after an n-token prompt. Returns how many positions stay processed: rows still at base precision
+ * are recomputed. */
+size_t mxd_precision_truncate(mxd_seq *s, size_t n);
+
+/* Return the precision (0 base, 1 full) of a row's first pass. */
+int mxd_first_pass(const mxd_engine *g);
 /* Whether the sequence's next row runs at full precision. */
-int mxd_runs_full(const mxd_seq *s);
-/* Rows that may still run at base precision before catch-up is due. */
+bool mxd_runs_full(const mxd_seq *s);
+/* Return how many rows may still run at base precision before catch-up is due. */
 size_t mxd_base_room(const mxd_seq *s);
-/* What is known of the row at position s->done, from its outcome at the precision of the pass. */
-mxd_token_record mxd_inspect(const mxd_engine *g, const mxd_seq *s, const mxd_outcome *outcome);
-/* Whether that row waits for full precision; it then does, and its outcome counts for nothing. */
-int mxd_turns_core(mxd_seq *s, const mxd_token_record *row);
-/* A pass at full precision has processed the positions below n. */
-void mxd_caught_up(mxd_seq *s, size_t n);
-/* The row that waited, or was due, came out of a pass at full precision with this token. */
-mxd_token_record mxd_resolve(mxd_seq *s, const mxd_token_record *full);
-/* What is known of a sequence's precision, into another one of the engine. */
-void mxd_copy_looks(mxd_seq *to, const mxd_seq *from);
-/* Back to what a sequence is that holds nothing but a prompt of n tokens; what was at base precision is to be read again. */
-void mxd_forget_looks(mxd_seq *s, size_t n);
-/* Bytes that a token reads on average if this fraction of rows is core. */
+/* Whether the sequences that wait for full precision get it in this step, whose pass at base precision is done. */
+bool mxd_catches_up(mxd_seq *const *seqs, size_t n);
+/* Note that the pass has processed all rows below position n. */
+void mxd_precision_processed(mxd_seq *s, size_t n);
+/* Fill *record from the outcome of the row at n_past. Returns false if the row turns core: it then waits for full
+ * precision, and this outcome counts for nothing. */
+bool mxd_inspect(mxd_seq *s, const mxd_outcome *outcome, mxd_token_record *record);
+
+/* Return the bytes of weights that a pass of the target reads at a precision, whatever its rows. */
+uint64_t mxd_weight_bytes(const mxd_engine *g, int precision);
+/* Return the bytes that a token reads on average if this fraction of rows is core. */
 double mxd_mixed_bytes(const mxd_engine *g, double core_fraction);
 
 #endif

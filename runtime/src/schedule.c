@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "bundle.h"
+#include "bytes.h"
 
 const float MXD_FRACTION[MXD_THRESHOLDS] = {0.01f, 0.02f, 0.05f, 0.1f, 0.2f, 0.3f, 0.5f, 0.75f};
 
@@ -25,15 +25,8 @@ void mxd_schedule_default(mxd_schedule *out, uint32_t layers) {
     };
 }
 
-static float load_f32(const uint8_t *p) {
-    uint32_t bits = mxd_load_u32(p);
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 static mxd_weights load_weights(const uint8_t *p) {
-    return (mxd_weights){load_f32(p), load_f32(p + 4), load_f32(p + 8), load_f32(p + 12)};
+    return (mxd_weights){mxd_load_f32(p), mxd_load_f32(p + 4), mxd_load_f32(p + 8), mxd_load_f32(p + 12)};
 }
 
 static int is_finite(mxd_weights w) {
@@ -50,14 +43,14 @@ mxd_status mxd_schedule_init(mxd_schedule *out, const uint8_t *p, size_t len, ui
         .compute = load_weights(p),
         .precision = load_weights(p + 16),
         .memory = load_weights(p + 32),
-        .core_fraction = load_f32(p + 48),
+        .core_fraction = mxd_load_f32(p + 48),
         .catch_up = mxd_load_u32(p + 52),
         .sinks = mxd_load_u32(p + 56),
         .recent = mxd_load_u32(p + 60),
-        .core_tokens = load_f32(p + 64),
+        .core_tokens = mxd_load_f32(p + 64),
         .monitored_layer = mxd_load_u32(p + 68),
     };
-    for (int i = 0; i < MXD_THRESHOLDS; i++) s.threshold[i] = load_f32(p + 72 + 4 * i);
+    for (int i = 0; i < MXD_THRESHOLDS; i++) s.threshold[i] = mxd_load_f32(p + 72 + 4 * i);
     if (!is_finite(s.compute) || !is_finite(s.precision) || !is_finite(s.memory))
         return mxd_fail(err, MXD_BAD_SCHEDULE, "schedule: a weight is not finite");
     if (!is_share(s.core_fraction) || !is_share(s.core_tokens))

@@ -2,14 +2,18 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "sequence.h"
+
+#include <assert.h>
 #include <string.h>
 
-#include "draft_model.h"
-#include "machine.h"
-#include "precision.h"
+#include "clock.h"
+#include "engine.h"
 #include "utf8.h"
 
-mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
+/* ---- opening ---- */
+
+static mxd_status open_seq(mxd_engine *g, const mxd_sampling *sampling, bool mixes, mxd_seq **out, mxd_error *err) {
     *out = NULL;
     mxd_status status = mxd_sampling_check(sampling, err);
     if (status) return status;
@@ -32,50 +36,58 @@ mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **o
     }
     s->engine = g;
     s->slot = slot;
-    s->in_use = 1;
+    s->in_use = true;
     s->sampling = *sampling;
     s->sampling.stop = NULL;
-    s->token_count = s->done = s->kept = s->prompt_end = s->output_from = s->held_len = s->text_len = 0;
+    s->token_count = s->n_past = s->replay_end = s->prompt_end = s->output_from = s->held_len = s->text_len = 0;
     s->stop = MXD_STOP_NONE;
     s->stats = (mxd_stats){0};
-    s->drafter = NULL;
-    mxd_kv_reset(s);
-    if (s->kv.doubt) memset(s->kv.doubt, 0, g->plan.ctx * sizeof *s->kv.doubt);
-    s->record_count = 0;
-    s->draft_done = s->context_read = 0;
-    s->guess_count = s->context_rows = s->context_next = 0;
-    s->full_done = 0;
-    s->core_rule = NULL;
-    mxd_forget_looks(s, 0);
+    s->caller_drafter = NULL;
+    mxd_kv_truncate(s, 0);
+    mxd_monitor_truncate(s, 0);
+    mxd_precision_open(s, mixes);
+    mxd_draft_model_open(s);
+    mxd_draft_log_begin(s);
     *out = s;
     return MXD_OK;
 }
 
+mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
+    return open_seq(g, sampling, g->mixes, out, err);
+}
+
+mxd_status mxd_seq_open_unmixed(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
+    return open_seq(g, sampling, false, out, err);
+}
+
 mxd_status mxd_seq_copy(const mxd_seq *from, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
-    const mxd_engine *g = from->engine;
     mxd_status status = mxd_seq_open(from->engine, sampling, out, err);
     if (status) return status;
     mxd_seq *s = *out;
     memcpy(s->tokens, from->tokens, from->token_count * sizeof *s->tokens);
     s->token_count = s->output_from = from->token_count;
-    s->done = from->done;
-    s->kept = from->kept;
+    s->n_past = from->n_past;
+    s->replay_end = from->replay_end;
     s->prompt_end = from->prompt_end;
-    if (s->token_count == g->plan.ctx) s->stop = MXD_STOP_CONTEXT;
+    if (s->token_count == s->engine->plan.ctx) s->stop = MXD_STOP_CONTEXT;
     memcpy(s->held, from->held, from->held_len);
     s->held_len = from->held_len;
     mxd_kv_copy(s, from);
-    mxd_copy_looks(s, from);
-    if (g->features) mxd_draft_model_copy(s, from);
-    s->stats.prompt_tokens = s->token_count - s->done;
+    mxd_monitor_copy(s, from);
+    mxd_precision_copy(s, from);
+    mxd_draft_model_copy(s, from);
+    s->stats.prompt_tokens = s->token_count - s->n_past;
     s->prompted_at = mxd_now();
+    mxd_seq_check(s);
     return MXD_OK;
 }
 
 void mxd_seq_close(mxd_seq **seq) {
-    if (*seq) (*seq)->in_use = 0;
+    if (*seq) (*seq)->in_use = false;
     *seq = NULL;
 }
+
+/* ---- tokens ---- */
 
 mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err) {
     uint32_t vocab = s->engine->model->config.vocab;
@@ -100,32 +112,51 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
     s->prompt_end = s->output_from = s->token_count;
     s->stop = MXD_STOP_NONE;
     s->held_len = s->text_len = 0;
-    s->guess_count = 0;
-    s->awaits_full = s->catching_up = 0; /* the row is one of the prompt's now */
-    s->stats = (mxd_stats){.prompt_tokens = s->token_count - s->done};
+    mxd_draft_model_truncate(s, s->n_past);
+    mxd_precision_prompt(s);
+    s->stats = (mxd_stats){.prompt_tokens = s->token_count - s->n_past};
     s->expected_tokens = s->expected_s = 0;
     s->prompted_at = mxd_now();
+    mxd_seq_check(s);
     return MXD_OK;
 }
 
 mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
     if (n > s->token_count)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "cannot truncate %zu tokens to %zu", s->token_count, n);
-    if (s->kv.doubt) memset(s->kv.doubt + n, 0, (s->token_count - n) * sizeof *s->kv.doubt);
+    mxd_monitor_truncate(s, n);
     s->token_count = n;
-    s->kept = n < mxd_seq_known(s) ? n : mxd_seq_known(s);
-    if (s->done > n) {
-        s->done = mxd_kv_can_shorten(s->engine) ? n : 0; /* else what is kept is processed again, as it was */
-        if (s->done == 0) mxd_kv_reset(s);
-    }
-    mxd_forget_looks(s, s->done);
-    if (s->draft_done > s->done) s->draft_done = s->done;
-    s->guess_count = 0;
+    s->replay_end = n < mxd_seq_known(s) ? n : mxd_seq_known(s);
+    s->n_past = mxd_precision_truncate(s, mxd_kv_truncate(s, n));
+    mxd_draft_model_truncate(s, s->n_past);
     s->prompt_end = s->output_from = n;
     s->held_len = s->text_len = 0;
     s->stop = MXD_STOP_NONE;
+    mxd_seq_check(s);
     return MXD_OK;
 }
+
+size_t mxd_seq_rows_to_run(mxd_seq *s, bool full, size_t end, size_t most, size_t *from) {
+    mxd_kv_settle(s);
+    *from = s->precision.mixes && full ? s->precision.full_done : s->n_past;
+    size_t rows = end - *from, again = s->n_past - *from; /* these leave the tiers as they are */
+    if (rows > most) rows = most;
+    if (rows > again && rows - again > mxd_kv_room(s)) rows = again + mxd_kv_room(s);
+    if (!full && rows > mxd_base_room(s)) rows = mxd_base_room(s);
+    return rows;
+}
+
+#ifdef MXD_DEBUG
+void mxd_seq_check(const mxd_seq *s) {
+    assert(s->n_past <= s->token_count && s->replay_end <= s->token_count);
+    assert(s->prompt_end <= s->token_count && s->output_from <= s->token_count);
+    assert(s->kv.aged <= s->n_past && s->drafter.n_past <= s->n_past);
+    if (!s->precision.mixes) return;
+    assert(s->kv.aged <= s->precision.full_done && s->precision.full_done <= s->n_past);
+}
+#endif
+
+/* ---- what it made ---- */
 
 const uint32_t *mxd_seq_output(const mxd_seq *s, size_t *n) {
     *n = s->token_count - s->output_from;
@@ -142,21 +173,12 @@ mxd_stop mxd_seq_stop(const mxd_seq *s) {
 }
 
 void mxd_seq_set_drafter(mxd_seq *s, mxd_draft_function *function, void *arg) {
-    s->drafter = function;
-    s->drafter_arg = arg;
-}
-
-const uint8_t *mxd_seq_drafted(const mxd_seq *s) {
-    return s->drafted;
+    s->caller_drafter = function;
+    s->caller_drafter_arg = arg;
 }
 
 const mxd_token_record *mxd_seq_records(const mxd_seq *s) {
     return s->records;
-}
-
-void mxd_seq_set_core_rule(mxd_seq *s, mxd_core_function *function, void *arg) {
-    s->core_rule = function;
-    s->core_rule_arg = arg;
 }
 
 const uint32_t *mxd_seq_tokens(const mxd_seq *s, size_t *n) {
@@ -166,7 +188,7 @@ const uint32_t *mxd_seq_tokens(const mxd_seq *s, size_t *n) {
 
 /* ---- text ---- */
 
-/* Length of the longest end of held text that begins a stop string. */
+/* Return the length of the longest end of held text that begins a stop string. */
 static size_t stop_prefix(const mxd_seq *s) {
     size_t longest = 0;
     for (uint32_t i = 0; i < s->sampling.stop_count; i++) {
@@ -178,7 +200,7 @@ static size_t stop_prefix(const mxd_seq *s) {
     return longest;
 }
 
-/* Position of the first stop string in held text, or held_len. */
+/* Return the position of the first stop string in held text, or held_len. */
 static size_t find_stop(const mxd_seq *s) {
     size_t first = s->held_len;
     for (uint32_t i = 0; i < s->sampling.stop_count; i++) {
@@ -196,11 +218,18 @@ static void release(mxd_seq *s, size_t n) {
     memmove(s->held, s->held + n, s->held_len);
 }
 
-void mxd_seq_commit(mxd_seq *s, uint32_t id) {
+void mxd_seq_commit(mxd_seq *s, const mxd_token_record *record, bool drafted) {
     const mxd_engine *g = s->engine;
     const mxd_tokenizer *t = &g->model->tokenizer;
+    uint32_t id = record->token;
+    size_t at = s->token_count - s->output_from;
+    s->records[at] = *record;
+    mxd_draft_log_committed(s, at, drafted);
+    mxd_monitor_chosen(s, s->token_count, record->confidence);
     s->tokens[s->token_count++] = id;
     s->stats.generated_tokens++;
+    s->stats.core += record->look == MXD_LOOK_CORE;
+    s->stats.due += record->look == MXD_LOOK_DUE;
     if (!mxd_tokenizer_is_special(t, id)) {
         size_t len;
         const char *bytes = mxd_tokenizer_bytes(t, id, &len);

@@ -53,7 +53,7 @@ static void end(json *j, const char *bracket) {
 
 size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
     const mxd_engine *g = s->engine;
-    const int by_caller = s->drafter && g->draft != MXD_DRAFT_OFF;
+    const int by_caller = s->caller_drafter && g->draft != MXD_DRAFT_OFF;
     mxd_stats t;
     mxd_kv_use kv;
     json j = {{buf, cap, 0}, ""};
@@ -85,7 +85,7 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
     begin(&j, "core_fraction", "{");
     put(&j, "compute", "%.4f", ratio((double)t.drafted, (double)(t.drafted + t.steps)));
     put(&j, "precision", "%.4f", ratio((double)t.core, (double)t.generated_tokens));
-    put(&j, "memory", "%.4f", ratio(kv.far ? kv.recent + kv.core : 0, (double)s->done));
+    put(&j, "memory", "%.4f", ratio(kv.far ? kv.recent + kv.core : 0, (double)s->n_past));
     end(&j, "}");
     put(&j, "due", "%" PRIu64, t.due);
     put(&j, "kv", "\"%s\"", mxd_kv_name(kv.mode));

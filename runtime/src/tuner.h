@@ -10,7 +10,7 @@
 #ifndef MXD_TUNER_H
 #define MXD_TUNER_H
 
-#include "draft.h"
+#include "draft_policy.h"
 
 enum { MXD_TUNER_READERS = 8 };
 

@@ -3,8 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "bytes.h"
 #include "hash.h"
+#include "sequence.h"
 
 /* Digest one prompt: logits of every prompt position, then of every greedily chosen token. */
 static mxd_status digest_prompt(mxd_seq *s, const uint32_t *ids, uint32_t count, uint32_t greedy, float *logits,
@@ -13,7 +14,7 @@ static mxd_status digest_prompt(mxd_seq *s, const uint32_t *ids, uint32_t count,
     uint32_t vocab = g->model->config.vocab, chunk = (uint32_t)mxd_logit_chunk(g);
     uint32_t next = 0;
     mxd_status status;
-    for (uint32_t i = 0; i < count + greedy; ) {
+    for (uint32_t i = 0; i < count + greedy;) {
         uint32_t n = i < count ? (count - i < chunk ? count - i : chunk) : 1;
         if ((status = mxd_seq_logits(s, i < count ? ids + i : &next, n, logits, err))) return status;
         mxd_sha256_update(sha, logits, (size_t)n * vocab * sizeof *logits);
@@ -30,7 +31,7 @@ mxd_status mxd_verify(mxd_engine *g, char hex[65], mxd_error *err) {
     if (!m->has_golden) return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no golden vectors", m->path);
     size_t chunk = mxd_logit_chunk(g);
     float *logits = malloc(chunk * m->config.vocab * sizeof *logits);
-    uint32_t *ids = malloc(4096 * sizeof *ids);
+    uint32_t *ids = malloc(MXD_MAX_GOLDEN_TOKENS * sizeof *ids);
     mxd_status status = MXD_OK;
     if (!logits || !ids) status = mxd_fail(err, MXD_ERR_MEMORY, "out of memory for the self-test");
 
@@ -39,18 +40,15 @@ mxd_status mxd_verify(mxd_engine *g, char hex[65], mxd_error *err) {
     mxd_sha256 sha;
     mxd_sha256_init(&sha);
     const uint8_t *entry = m->golden.entries;
-    int mixes = g->mixes;
-    g->mixes = 0; /* golden are the planes, throughout */
     for (uint32_t p = 0; !status && p < m->golden.prompts; p++) {
         uint32_t count = mxd_load_u32(entry);
         for (uint32_t i = 0; i < count; i++) ids[i] = mxd_load_u32(entry + 4 + 4 * i);
         entry += 4 + 4 * (size_t)count;
         mxd_seq *s;
-        if ((status = mxd_seq_open(g, &greedy, &s, err))) break;
+        if ((status = mxd_seq_open_unmixed(g, &greedy, &s, err))) break; /* golden are the planes, throughout */
         status = digest_prompt(s, ids, count, m->golden.greedy, logits, &sha, err);
         mxd_seq_close(&s);
     }
-    g->mixes = mixes;
     free(logits);
     free(ids);
     if (status) return status;

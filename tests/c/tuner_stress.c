@@ -26,7 +26,7 @@ static int is_whole(const mxd_policy *p) {
 static void *reader_main(void *arg) {
     unsigned long number = (unsigned long)arg;
     mxd_reader reader;
-    mxd_observation draft = {.seen = MXD_SEEN_DRAFT, .accepted = 1};
+    mxd_observation draft = {.type = MXD_OBSERVED_DRAFT, .accepted = 1};
     const mxd_policy *last = NULL;
     if (!mxd_tuner_join(tuner, &reader)) abort();
     for (unsigned long i = 0; i < steps; i++) {

@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "draft.h"
-#include "engine.h"
+#include "draft_policy.h"
 
 enum { COST_ROWS = 16, PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 32, MODEL_PAUSE = 256 };
 
@@ -131,8 +130,8 @@ static void learn_step(mxd_policy *p, const mxd_observation *o) {
 }
 
 void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
-    if (o->seen == MXD_SEEN_DRAFT) learn_draft(p, o);
-    else if (o->seen == MXD_SEEN_CHOICE) learn_choice(p, (mxd_choice)o->choice);
+    if (o->type == MXD_OBSERVED_DRAFT) learn_draft(p, o);
+    else if (o->type == MXD_OBSERVED_CHOICE) learn_choice(p, (mxd_choice)o->choice);
     else learn_step(p, o);
 }
 

@@ -1,5 +1,6 @@
-/* Drafting by look-up: what followed the same tokens before, here or in the text that the bundle's table counts. */
-#include "bundle.h"
+#include "draft_ngram.h"
+
+#include "bytes.h"
 
 enum { LONGEST_MATCH = 16, ORDERS = 2 };
 

@@ -1,4 +1,3 @@
-/* What a step costs on this machine, by its number of rows: measured once, kept in a file. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -8,7 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "draft_model.h"
+#include "clock.h"
+#include "costs.h"
+#include "cpu.h"
+#include "engine.h"
 #include "hash.h"
 
 enum { REPEAT = 5, WIDE_REPEAT = 3, NARROW = 9, MEASURED = NARROW + MXD_WIDE_COSTS };
@@ -44,10 +46,9 @@ static double *cost_of(mxd_costs *c, int width) {
 
 mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int precision, double *seconds,
                          mxd_error *err) {
-    g->row_count = g->side_used = 0;
+    mxd_clear_rows(g);
     position = mxd_kv_any_position(g, position, rows);
-    for (uint32_t k = 0; k < rows; k++)
-        g->rows[g->row_count++] = (mxd_row){.position = position + k, .wants = MXD_WANTS_WINNER};
+    for (uint32_t k = 0; k < rows; k++) mxd_add_row(g, &g->seqs[0], position + k, 0, MXD_OUTPUT_WINNER);
     double start = mxd_now();
     mxd_status status = mxd_forward(g, precision, err);
     *seconds = mxd_now() - start;
@@ -69,8 +70,8 @@ static mxd_status time_steps(mxd_engine *g, mxd_costs *out, mxd_error *err) {
             if (status) return status;
             if (round >= 0) *cost = *cost > 0 ? least(*cost, seconds) : seconds;
         }
-        double draft = g->features ? mxd_draft_model_time(g, 1) : 0, base = 0;
-        double together = g->features ? mxd_draft_model_time(g, g->max_seqs) : 0;
+        double draft = g->drafter.in_use ? mxd_draft_model_time(g, 1) : 0, base = 0;
+        double together = g->drafter.in_use ? mxd_draft_model_time(g, g->max_seqs) : 0;
         mxd_status status = mxd_first_pass(g) ? mxd_time_rows(g, first_position(g), 1, 0, &base, err) : MXD_OK;
         if (status) return status;
         out->draft = round <= 0 ? draft : least(draft, out->draft);
@@ -122,8 +123,7 @@ static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
 
 /* ---- the file ---- */
 
-/* Everything the costs depend on, as text. */
-static void describe(const mxd_engine *g, char *out, size_t cap) {
+void mxd_costs_describe(const mxd_engine *g, char *out, size_t cap) {
     char cpu[256] = "";
     FILE *f = fopen("/proc/cpuinfo", "re");
     if (f) {
@@ -137,7 +137,7 @@ static void describe(const mxd_engine *g, char *out, size_t cap) {
     snprintf(out, cap,
              "mxdraft %s %s %s %s threads %u precision %d kv %d drafter %d rows %u from %u model %u %u %u %u %" PRIu64 " %s",
              mxd_version(), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
-             g->plan.threads, mxd_first_pass(g), (int)g->kv.mode, g->features != NULL, widest(g), first_position(g),
+             g->plan.threads, mxd_first_pass(g), (int)g->kv.mode, g->drafter.in_use, widest(g), first_position(g),
              c->hidden, c->layers,
              c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
@@ -146,7 +146,7 @@ static void costs_path(const mxd_engine *g, const char *directory, char *out, si
     char key[1024];
     uint8_t digest[32];
     mxd_sha256 sha;
-    describe(g, key, sizeof key);
+    mxd_costs_describe(g, key, sizeof key);
     mxd_sha256_init(&sha);
     mxd_sha256_update(&sha, key, strlen(key));
     mxd_sha256_final(&sha, digest);
@@ -228,21 +228,5 @@ mxd_status mxd_engine_measure_costs(mxd_engine *g, const char *directory, mxd_er
         costs_path(g, directory, path, sizeof path);
         write_costs(g, path, &costs);
     }
-    return MXD_OK;
-}
-
-mxd_status mxd_engine_share_tuner(mxd_engine *g, const mxd_engine *other, mxd_error *err) {
-    char mine[1024], theirs[1024];
-    for (uint32_t i = 0; i < g->max_seqs; i++)
-        if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "a tuner is shared before a sequence opens");
-    describe(g, mine, sizeof mine);
-    describe(other, theirs, sizeof theirs);
-    if (strcmp(mine, theirs) || memcmp(&g->model->schedule, &other->model->schedule, sizeof g->model->schedule))
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "engines of different kinds cannot share a tuner: %s; %s", mine, theirs);
-    mxd_reader joined;
-    if (!mxd_tuner_join(other->tuner.tuner, &joined))
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "%d engines share this tuner already", MXD_TUNER_READERS);
-    mxd_tuner_leave(&g->tuner);
-    g->tuner = joined;
     return MXD_OK;
 }
