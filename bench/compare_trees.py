@@ -94,7 +94,7 @@ def run(tree: Path, program: str, command: list[str], bundle: Path) -> str:
         check=False,
     )
     text = f"exit {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
-    return mask(text.replace(str(tree), "TREE"))
+    return mask(text.replace(str(bundle), "BUNDLE").replace(str(tree), "TREE"))
 
 
 def differences(old: Path, new: Path, bundles: list[Path]) -> Iterator[tuple[str, list[str]]]:
