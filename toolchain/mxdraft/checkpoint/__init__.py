@@ -1,4 +1,4 @@
-"""Weights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files.
+"""ModelWeights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files.
 
 fetch.py        a known model's weights (models.toml), downloaded and checked
 gguf_file.py    a .gguf file
@@ -16,6 +16,7 @@ from mxdraft.checkpoint.model import (
     Checkpoint,
     Dimensions,
     ModelConfig,
+    ModelWeights,
     check_checkpoint,
     check_config,
     check_dimensions,
@@ -30,6 +31,7 @@ __all__ = [
     "Checkpoint",
     "Dimensions",
     "ModelConfig",
+    "ModelWeights",
     "PreTokenizer",
     "TokenizerSpec",
     "check_checkpoint",
