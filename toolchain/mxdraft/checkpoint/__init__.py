@@ -1,4 +1,4 @@
-"""ModelWeights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files.
+"""Weights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files.
 
 fetch.py        a known model's weights (models.toml), downloaded and checked
 gguf_file.py    a .gguf file
