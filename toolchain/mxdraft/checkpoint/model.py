@@ -36,17 +36,22 @@ class ModelConfig(Dimensions):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Weights with everything needed to run them.
-
-    ``tensors``: f32, shapes [out, in], under Hugging Face's names and for its rotate-half RoPE; exactly
-    those of ``expected_tensors(config)``. ``chat_template``: Jinja source. ``source``: where it came from,
-    for people; ``source_sha256``: hexadecimal, of the file, or of the list of files (see
-    ``load_huggingface``).
-    """
+class ModelWeights:
+    """What a decoder computes with. ``tensors``: f32, shapes [out, in], under Hugging Face's names and for
+    its rotate-half RoPE; exactly those of ``expected_tensors(config)``."""
 
     config: ModelConfig
     tensors: dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Checkpoint(ModelWeights):
+    """Weights with everything needed to run them.
+
+    ``chat_template``: Jinja source. ``source``: where it came from, for people; ``source_sha256``:
+    hexadecimal, of the file, or of the list of files (see ``load_huggingface``).
+    """
+
     tokenizer: TokenizerSpec
     chat_template: str | None
     source: str

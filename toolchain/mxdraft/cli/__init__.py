@@ -1,7 +1,17 @@
 """The host command line; docs/cli.md is the grammar that it shares with the device's (runtime/cli).
 
-A module of this package adds a few commands; COMMANDS names them, and a module is imported only when one of
-its commands runs, so the base install (numpy, cffi, click) needs none of the toolchain's extras.
+_terminal.py  standard streams and Ctrl-C
+_options.py   options that several commands share
+text.py       generate, chat, tokenize, trace
+engine.py     verify, bench, info
+bundle.py     fetch, export, pack, inspect
+train.py      train
+evaluate.py   evaluate
+origin.py     calibrate
+deploy.py     build, deploy, rollback, status
+
+COMMANDS names their commands. A module is imported only when one of its commands runs, so the base install
+(numpy, cffi, click) needs none of the toolchain's extras.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mxdraft.bundle import Bundle
-from mxdraft.checkpoint import ModelConfig
+from mxdraft.checkpoint import ModelConfig, ModelWeights
 from mxdraft.errors import UsageError
 from mxdraft.mx import MXTensor, dequantize
 from mxdraft.train.data import open_array
@@ -43,15 +42,9 @@ def bundle_target(bundle: Bundle, precision: Literal["base", "full"]) -> Llama:
                 tensors[name] = values if values.ndim == 1 else tensors[name] + values
     tied = "lm_head.weight" not in tensors
     config = ModelConfig(**vars(bundle.config), rope_theta=1.0, tied=tied)
-    target = Llama(_Weights(config, tensors), int8_activations=precision == "base").requires_grad_(False)
+    target = Llama(ModelWeights(config, tensors), int8_activations=precision == "base").requires_grad_(False)
     target.cos, target.sin = (torch.from_numpy(tensors[name]) for name in ("rope.cos", "rope.sin"))
     return target
-
-
-@dataclass(frozen=True)
-class _Weights:
-    config: ModelConfig
-    tensors: dict[str, NDArray[np.float32]]
 
 
 class Features:

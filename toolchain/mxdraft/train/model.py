@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol, cast
+from collections.abc import Callable, Collection
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mxdraft import mx
-from mxdraft.checkpoint import ModelConfig
+from mxdraft.checkpoint import ModelConfig, ModelWeights
 from mxdraft.checkpoint.reference import rope_tables
 from mxdraft.mx import MXTensor
 from mxdraft.train.fakequant import MXLinear, fake_quant_activations
@@ -20,15 +20,6 @@ from mxdraft.train.fakequant import MXLinear, fake_quant_activations
 Quantizer = Callable[[Tensor], Tensor]
 Rope = tuple[Tensor, Tensor]
 Chain = list[tuple[Tensor, Tensor]]
-
-
-class WeightSource(Protocol):
-    """What a model is made of, e.g. a ``Checkpoint``."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-    @property
-    def tensors(self) -> Mapping[str, NDArray[np.float32]]: ...
 
 
 class RMSNorm(nn.Module):
@@ -145,7 +136,7 @@ class Llama(MXModule):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, weights: WeightSource, int8_activations: bool = False) -> None:
+    def __init__(self, weights: ModelWeights, int8_activations: bool = False) -> None:
         super().__init__()
         self.config = config = weights.config
         self.quantize: Quantizer = fake_quant_activations if int8_activations else _identity
@@ -201,5 +192,5 @@ def _rotate(x: Tensor, rope: Rope) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
 
-def _through_mxint8(weights: WeightSource, name: str) -> Tensor:
+def _through_mxint8(weights: ModelWeights, name: str) -> Tensor:
     return torch.from_numpy(mx.dequantize(mx.quantize(weights.tensors[name], "mxint8")))
