@@ -22,7 +22,7 @@ from mxdraft.cli._options import (
 from mxdraft.cli._terminal import Interrupt, emit, note
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import write_json
-from mxdraft.runtime import Draft, Engine, EngineOptions, Model, Precision, Sequence
+from mxdraft.runtime import Draft, Engine, EngineOptions, Model, Precision, Timeline
 
 _path = click.Path(path_type=Path)
 _json_option = click.option(
@@ -92,7 +92,7 @@ def quality(
             engine = Engine(model, ctx=ctx, precision=precision)  # closed with the model
 
             def forward(window: np.ndarray) -> np.ndarray:
-                with Sequence(engine) as sequence:
+                with Timeline(engine) as sequence:
                     return sequence.logits(window.tolist())
 
             return forward
