@@ -152,7 +152,7 @@ def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed:
     sampling: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "temperature": 0.8, "seed": 2}
     with (
         Engine(
-            model, 256, 1, max_seqs=3, max_rows=80, kv=kv, draft="model", draft_min=2, **options
+            model, ctx=256, threads=1, max_seqs=3, max_rows=80, kv=kv, draft="model", draft_min=2, **options
         ) as engine,
         Sequence(engine, **sampling) as original,
     ):
@@ -178,7 +178,7 @@ def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed:
             assert copy.cache == original.cache
         tokens = original.tokens
     with (
-        Engine(model, 256, 1, kv=kv, draft="off", **options) as engine,
+        Engine(model, ctx=256, threads=1, kv=kv, draft="off", **options) as engine,
         Sequence(engine, **sampling | {"max_tokens": 90}) as alone,
     ):
         for _ in alone.generate(IDS[:100]):
@@ -188,7 +188,7 @@ def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed:
 
 def test_a_copy_of_what_was_truncated_is_known_as_well(model: Model) -> None:
     with (
-        Engine(model, 256, 1, "base", 2, kv="tiered", draft="off") as engine,
+        Engine(model, ctx=256, threads=1, precision="base", max_seqs=2, kv="tiered", draft="off") as engine,
         Sequence(engine, max_tokens=20, ignore_eos=True) as original,
     ):
         for _ in original.generate(IDS[:160]):
@@ -205,7 +205,7 @@ def test_a_copy_of_what_was_truncated_is_known_as_well(model: Model) -> None:
 
 def test_a_copy_in_a_prompt_counts_what_is_left_of_it(model: Model) -> None:
     with (
-        Engine(model, 256, 1, "base", 2, max_rows=16, draft="off") as engine,
+        Engine(model, ctx=256, threads=1, precision="base", max_seqs=2, max_rows=16, draft="off") as engine,
         Sequence(engine) as original,
     ):
         original.prompt(IDS[:40])
@@ -219,7 +219,7 @@ def test_tiers_of_a_copy_change_as_the_originals(bundle: Path, tmp_path: Path, w
     path = scheduled(bundle, tmp_path, sinks=0, core_tokens=0.3, memory=weights)
     with (
         Model(path) as opened,
-        Engine(opened, 256, 1, "base", 2, kv="tiered", draft="off") as engine,
+        Engine(opened, ctx=256, threads=1, precision="base", max_seqs=2, kv="tiered", draft="off") as engine,
         Sequence(engine, max_tokens=195, ignore_eos=True) as original,
     ):
         original.prompt(IDS[:60])

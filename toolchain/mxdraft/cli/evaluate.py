@@ -23,7 +23,7 @@ from mxdraft.cli._terminal import Interrupt, note, print_line
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.files import write_json
 from mxdraft.measure.acceptance import MeanInterval
-from mxdraft.runtime import Draft, Engine, EngineOptions, Model, Precision, Sequence
+from mxdraft.runtime import Draft, Engine, EngineOptions, Model, Precision, Timeline
 
 _json_option = click.option(
     "--json", "json_path", metavar="FILE", type=PATH, help="Write the results to this file."
@@ -90,7 +90,7 @@ def quality(
             engine = Engine(model, ctx=ctx, precision=precision)  # closed with the model
 
             def forward(window: np.ndarray) -> np.ndarray:
-                with Sequence(engine) as sequence:
+                with Timeline(engine) as sequence:
                     return sequence.logits(window.tolist())
 
             return forward

@@ -30,7 +30,7 @@ from mxdraft.cli._options import (
 from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, print_line, read_text, write_all
 from mxdraft.errors import CapacityError, TransferError, UsageError
 from mxdraft.files import replacing
-from mxdraft.runtime import Engine, EngineOptions, Model, Sequence
+from mxdraft.runtime import Engine, EngineOptions, Model, Timeline
 
 if TYPE_CHECKING:
     from mxdraft.trace.record import FullPrecision
@@ -203,7 +203,7 @@ def _full_precision(engine: Engine, ids: list[int]) -> FullPrecision:
 
 
 def _record(
-    sequence: Sequence,
+    sequence: Timeline,
     full: FullPrecision | None,
     output: Path,
     options: dict[str, Any],
@@ -254,8 +254,8 @@ def _open_engine(model: Model, run: _RunOptions) -> Engine:
     return engine
 
 
-def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Sequence:
-    return Sequence(
+def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Timeline:
+    return Timeline(
         engine,
         temperature=run["temp"],
         top_k=run["top_k"],
@@ -274,7 +274,7 @@ def _opening(system: str | None) -> list[tuple[str, bytes]]:
 
 
 @contextmanager
-def _opened(bundle: str, asked: _PromptOptions) -> Iterator[tuple[Sequence, list[int]]]:
+def _opened(bundle: str, asked: _PromptOptions) -> Iterator[tuple[Timeline, list[int]]]:
     """Open a sequence; gives it with the ids of the prompt that it is to get."""
     if asked["raw"] and asked["system"] is not None:
         raise UsageError("--system needs the chat template: leave out --raw")
@@ -304,7 +304,7 @@ def _chat_ids(model: Model, messages: list[tuple[str, bytes]], prompt: bytes) ->
     return model.chat([*messages, ("user", prompt)])
 
 
-def _stream(sequence: Sequence, interrupt: Interrupt, explain: bool = False) -> bytes:
+def _stream(sequence: Timeline, interrupt: Interrupt, explain: bool = False) -> bytes:
     """Step until the sequence stops or Ctrl-C, writing text as it is made; return all of it."""
     reply, origin = b"", bytearray()
     with interrupt.deferred():
@@ -315,7 +315,7 @@ def _stream(sequence: Sequence, interrupt: Interrupt, explain: bool = False) -> 
     return reply
 
 
-def _explained(sequence: Sequence, origin: bytearray) -> bytes:
+def _explained(sequence: Timeline, origin: bytearray) -> bytes:
     """Return the step's text, drafted and accepted parts in green.
 
     ``origin`` holds a byte for each byte of text that the sequence holds back: 1 if it was drafted.
@@ -334,7 +334,7 @@ def _explained(sequence: Sequence, origin: bytearray) -> bytes:
 
 
 def _turn(
-    sequence: Sequence, messages: list[tuple[str, bytes]], line: bytes, interrupt: Interrupt, stats: str
+    sequence: Timeline, messages: list[tuple[str, bytes]], line: bytes, interrupt: Interrupt, stats: str
 ) -> int:
     """Hold one exchange and add it to ``messages``; one that does not fit is dropped. Returns the exit code
     so far."""
@@ -373,7 +373,7 @@ def _parse_id(word: bytes) -> int:
     return int(word)
 
 
-def _print_stats(sequence: Sequence, form: str) -> None:
+def _print_stats(sequence: Timeline, form: str) -> None:
     if form == "json":
         note(sequence.stats_json)
     elif form == "text":
