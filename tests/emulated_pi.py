@@ -1,8 +1,9 @@
 """A Raspberry Pi to deploy to: qemu-system-aarch64, a Debian arm64 kernel, busybox and a real SSH server.
 
-``python tests/emulated_pi.py`` makes the image from Debian packages, once, in build/emulated-pi/;
-``EmulatedPi`` boots it. Its disk is its memory, so every boot is a fresh board. Needs a Debian-like host with
-qemu-system-arm, cpio and openssh-client.
+``python tests/emulated_pi.py`` makes two images from Debian packages, once, in build/emulated-pi/: in
+``initrd`` there is only busybox, in ``systemd`` the first process is systemd. ``EmulatedPi`` boots one. Its
+disk is its memory, so every boot is a fresh board. Needs a Debian-like host with qemu-system-arm, cpio and
+openssh-client.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 IMAGE = Path(__file__).resolve().parents[1] / "build" / "emulated-pi"
 TOOLS = ("apt-get", "apt-cache", "dpkg", "cpio", "qemu-system-aarch64", "ssh", "ssh-keygen")
 PACKAGES = (
     *("busybox-static", "dropbear-bin", "libc6", "libcrypt1"),
     *("libgmp10", "libtomcrypt1", "libtommath1", "util-linux", "zlib1g"),
+)
+SYSTEMD_PACKAGES = (
+    *("libacl1", "libapparmor1", "libaudit1", "libblkid1", "libcap-ng0", "libcap2", "libgcrypt20"),
+    *("libgpg-error0", "libip4tc2", "libkmod2", "liblz4-1", "liblzma5", "libmount1", "libpam0g"),
+    *("libpcre2-8-0", "libseccomp2", "libselinux1", "libssl3", "libsystemd-shared", "libzstd1", "systemd"),
 )
 # In the order in which the kernel must load them.
 MODULES = ("virtio_mmio", "failover", "net_failover", "virtio_net")
@@ -46,6 +52,39 @@ ip addr add 10.0.2.15/24 dev eth0
 dropbear -R -s -E
 while :; do sleep 1000; done
 """
+# systemd confines services with mount namespaces, which need another root than the kernel's first.
+SYSTEMD_INIT = """#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
+/bin/busybox mount -t devtmpfs dev /dev
+for module in {modules}; do /bin/busybox insmod /modules/$module.ko; done
+/bin/busybox mount -t tmpfs -o size=70%,mode=755 root /new
+for folder in bin lib sbin usr etc var opt root; do /bin/busybox cp -a /$folder /new/; done
+/bin/busybox mkdir -m 700 /new/root/.ssh
+/bin/busybox cp /key.pub /new/root/.ssh/authorized_keys
+for folder in proc sys dev run tmp; do /bin/busybox mkdir /new/$folder; done
+/bin/busybox --install -s /new/bin 2>/dev/null # leaves what is there
+/bin/busybox umount /proc /sys
+exec /bin/busybox switch_root /new /lib/systemd/systemd
+"""
+SYSTEMD_UNITS = {
+    "default.target": """[Unit]
+Requires=basic.target
+Wants=network-up.service dropbear.service
+After=basic.target
+""",
+    "network-up.service": """[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/busybox ip link set eth0 up
+ExecStart=/bin/busybox ip addr add 10.0.2.15/24 dev eth0
+""",
+    "dropbear.service": """[Unit]
+After=network-up.service
+[Service]
+ExecStart=/usr/sbin/dropbear -R -s -F -E
+""",
+}
 ACCOUNTS = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
     "etc/group": "root:x:0:\n",
@@ -58,9 +97,9 @@ def missing_tools() -> list[str]:
     return [tool for tool in TOOLS if shutil.which(tool) is None]
 
 
-def make_image() -> None:
-    """Download the packages (60 MB) and put kernel, initramfs and a key pair into IMAGE."""
-    if (IMAGE / "initrd.gz").exists():
+def make_images() -> None:
+    """Download the packages (70 MB) and put kernel, both images and a key pair into IMAGE."""
+    if (IMAGE / "initrd.gz").exists() and (IMAGE / "systemd.gz").exists():
         return
     if missing_tools():
         sys.exit(
@@ -69,24 +108,27 @@ def make_image() -> None:
     shutil.rmtree(IMAGE, ignore_errors=True)
     packages = _download(IMAGE / "packages")
     unpacked = IMAGE / "unpacked"
-    for package in packages:
-        subprocess.run(["dpkg", "-x", package, unpacked], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", IMAGE / "key"], check=True)
+    for name, make_root in (("initrd", _make_root), ("systemd", _make_systemd_root)):
+        for package in packages:
+            if name == "systemd" or package.name.split("_")[0] not in SYSTEMD_PACKAGES:
+                subprocess.run(["dpkg", "-x", package, unpacked], check=True)
+        make_root(unpacked, IMAGE / name)
+        names = subprocess.run(["find", "."], cwd=IMAGE / name, check=True, capture_output=True).stdout
+        archive = subprocess.run(
+            ["cpio", "--quiet", "-o", "-H", "newc", "-R", "0:0"],
+            cwd=IMAGE / name,
+            input=names,
+            check=True,
+            capture_output=True,
+        ).stdout
+        (IMAGE / "image.part").write_bytes(gzip.compress(archive, 1))
+        (IMAGE / "image.part").replace(IMAGE / f"{name}.gz")
+        shutil.rmtree(IMAGE / name)
     (kernel,) = (unpacked / "boot").glob("vmlinuz-*")
     kernel.replace(IMAGE / "vmlinuz")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", IMAGE / "key"], check=True)
-    _make_root(unpacked, IMAGE / "root")
-    names = subprocess.run(["find", "."], cwd=IMAGE / "root", check=True, capture_output=True).stdout
-    archive = subprocess.run(
-        ["cpio", "--quiet", "-o", "-H", "newc", "-R", "0:0"],
-        cwd=IMAGE / "root",
-        input=names,
-        check=True,
-        capture_output=True,
-    ).stdout
-    (IMAGE / "initrd.part").write_bytes(gzip.compress(archive, 1))
-    for folder in ("packages", "unpacked", "root"):
+    for folder in ("packages", "unpacked"):
         shutil.rmtree(IMAGE / folder)
-    (IMAGE / "initrd.part").replace(IMAGE / "initrd.gz")
 
 
 def _download(folder: Path) -> list[Path]:
@@ -112,7 +154,9 @@ def _download(folder: Path) -> list[Path]:
     ).stdout
     kernel = re.findall(r"Depends: (linux-image-\S+)", depends)
     subprocess.run(
-        ["apt-get", "-qq", *options, "download", *kernel, *PACKAGES], cwd=folder / "debs", check=True
+        ["apt-get", "-qq", *options, "download", *kernel, *PACKAGES, *SYSTEMD_PACKAGES],
+        cwd=folder / "debs",
+        check=True,
     )
     return sorted((folder / "debs").glob("*.deb"))
 
@@ -138,12 +182,40 @@ def _make_root(unpacked: Path, root: Path) -> None:
     for library in unpacked.rglob("*.so*"):
         if library.parent.name == "aarch64-linux-gnu" or library.parent == unpacked / "lib":
             shutil.copy2(library, root / "lib" / library.name)
+    _finish_root(unpacked, root, INIT)
+
+
+def _make_systemd_root(unpacked: Path, root: Path) -> None:
+    for folder in (
+        *("usr/bin", "usr/lib", "usr/sbin", "etc/dropbear", "etc/systemd/system", "modules", "proc", "sys"),
+        *("dev", "new", "opt", "root", "var/cache", "var/lib", "var/log"),
+    ):
+        (root / folder).mkdir(parents=True)
+    for folder in ("bin", "lib", "sbin"):
+        (root / folder).symlink_to(f"usr/{folder}")
+        for source in (unpacked / folder, unpacked / "usr" / folder):
+            shutil.copytree(
+                source,
+                root / "usr" / folder,
+                symlinks=True,
+                dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns("modules", "firmware", "gconv"),
+            )
+    shutil.copytree(unpacked / "etc", root / "etc", symlinks=True, dirs_exist_ok=True)
+    shutil.copy2(IMAGE / "key.pub", root / "key.pub")
+    for name, text in SYSTEMD_UNITS.items():
+        (root / "etc/systemd/system" / name).write_text(text, encoding="utf-8")
+    (root / "etc/machine-id").write_text("0" * 31 + "1\n", encoding="utf-8")
+    _finish_root(unpacked, root, SYSTEMD_INIT)
+
+
+def _finish_root(unpacked: Path, root: Path, init: str) -> None:
     for module in MODULES:
         (found,) = unpacked.rglob(f"{module}.ko")
         shutil.copy2(found, root / "modules" / found.name)
     for name, text in ACCOUNTS.items():
         (root / name).write_text(text, encoding="utf-8")
-    (root / "init").write_text(INIT.format(modules=" ".join(MODULES)), encoding="utf-8")
+    (root / "init").write_text(init.format(modules=" ".join(MODULES)), encoding="utf-8")
     (root / "init").chmod(0o755)
 
 
@@ -182,13 +254,13 @@ def free_port() -> int:
 class EmulatedPi:
     """A running board. With ``environment``, ``ssh`` knows it as host ``emulated-pi``."""
 
-    def __init__(self, folder: Path, cpu: str, memory_mib: int = 1024) -> None:
+    def __init__(self, folder: Path, cpu: str, memory_mib: int = 1024, image: str = "initrd") -> None:
         port = free_port()
         self.log = folder / "serial.log"
         self.environment = ssh_environment(folder, "emulated-pi", port, IMAGE / "key")
         self._command = [
             *("qemu-system-aarch64", "-M", "virt", "-cpu", cpu, "-smp", "2", "-m", str(memory_mib)),
-            *("-kernel", str(IMAGE / "vmlinuz"), "-initrd", str(IMAGE / "initrd.gz")),
+            *("-kernel", str(IMAGE / "vmlinuz"), "-initrd", str(IMAGE / f"{image}.gz")),
             *("-append", "console=ttyAMA0 quiet rdinit=/init", "-nographic", "-monitor", "none"),
             *("-serial", f"file:{self.log}", "-device", "virtio-net-device,netdev=n0"),
             *("-netdev", f"user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"),
@@ -196,7 +268,7 @@ class EmulatedPi:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while self.ssh("true").returncode:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._process.kill()
@@ -212,12 +284,14 @@ class EmulatedPi:
         self._process.kill()
         self._process.wait()
 
-    def ssh(self, command: str) -> subprocess.CompletedProcess[str]:
+    def ssh(
+        self, command: str, stdin: BinaryIO | int = subprocess.DEVNULL
+    ) -> subprocess.CompletedProcess[str]:
         """Run a shell command on the board."""
         return subprocess.run(
             ["ssh", "-o", "ConnectTimeout=10", "emulated-pi", command],
             env=os.environ | self.environment,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             capture_output=True,
             text=True,
             encoding="utf-8",
@@ -227,5 +301,5 @@ class EmulatedPi:
 
 
 if __name__ == "__main__":
-    make_image()
+    make_images()
     print(IMAGE)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from clib import compile_c, zig
 from emulated_pi import IMAGE, EmulatedPi, free_port, ssh_environment
 from fake_device import make_bundle
 from mxdraft.ship.targets import REPOSITORY
@@ -152,7 +153,7 @@ emulated = pytest.mark.skipif("MXDRAFT_EMULATED_PI" not in os.environ, reason="m
 
 @pytest.fixture(scope="module", params=["cortex-a53", "cortex-a76"])
 def pi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedPi]:
-    assert (IMAGE / "initrd.gz").exists(), "make emulated-pi makes the image"
+    assert (IMAGE / "systemd.gz").exists(), "make emulated-pi makes the images"
     with EmulatedPi(tmp_path_factory.mktemp("pi"), cpu=request.param) as board:
         yield board
 
@@ -229,3 +230,129 @@ def test_emulated_pi_with_the_real_model(pi: EmulatedPi) -> None:
         pytest.skip("needs build/smollm2-135m.mxb (make demo)")
     code, stdout, stderr = _deploy(pi, bundle)
     assert (code, "deployed" in stdout) == (0, True), stderr
+
+
+# ---- the service on a board with systemd ----
+
+_SOCKET = "/run/mxdraft.sock"
+# A member of the group, and an account that is none.
+_MEMBER = "/usr/bin/setpriv --reuid=1000 --regid=1000 --groups=$(grep ^mxdraft: /etc/group | cut -d: -f3)"
+_STRANGER = "/usr/bin/setpriv --reuid=1001 --regid=1001 --clear-groups"
+_TALK = f"./talk {_SOCKET}"
+_CACHE = "/var/cache/private/mxdraft"
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory, bundles: list[Path]) -> Iterator[EmulatedPi]:
+    """A board with systemd and the service, and the program ``talk`` in /tmp."""
+    assert (IMAGE / "systemd.gz").exists(), "make emulated-pi makes the images"
+    folder = tmp_path_factory.mktemp("board")
+    talk = compile_c(zig("aarch64"), folder / "talk", "tests/c/talk.c")
+    with EmulatedPi(folder, "cortex-a76", image="systemd") as board:
+        with talk.open("rb") as program:
+            board.ssh("cat >/tmp/talk && chmod 755 /tmp/talk", stdin=program)
+        code, _, stderr = _deploy(board, bundles[0], "--service")
+        assert code == 0, stderr
+        yield board
+
+
+def _said(board: EmulatedPi, command: str) -> str:
+    done = board.ssh(f"cd /tmp && {command}")
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def _converse(board: EmulatedPi) -> str:
+    answer = _said(board, f"echo hello | {_MEMBER} {_TALK}")
+    assert answer, _said(board, "journalctl --no-pager | tail -n 30")
+    return answer
+
+
+def _hold_a_place(board: EmulatedPi) -> None:
+    """Begin a conversation in which nobody says anything, as another session of the board."""
+    _said(board, f"(sleep 1000 | {_MEMBER} {_TALK}) >/dev/null 2>&1 &")
+    _wait_until(board, "pidof mxdraft")
+
+
+def _wait_until(board: EmulatedPi, command: str) -> None:
+    deadline = time.monotonic() + 300
+    while board.ssh(command).returncode:
+        assert time.monotonic() < deadline, f"{command}: {_said(board, 'journalctl --no-pager | tail -n 30')}"
+
+
+def _hang_up(board: EmulatedPi) -> None:
+    board.ssh("killall sleep")
+    _wait_until(board, "! pidof mxdraft")
+
+
+@emulated
+def test_service_is_for_the_group(board: EmulatedPi) -> None:
+    assert _converse(board)
+    done = board.ssh(f"cd /tmp && echo hello | {_STRANGER} {_TALK}")
+    assert (done.returncode, done.stdout, "Permission denied" in done.stderr) == (1, "", True)
+
+
+@emulated
+def test_service_measures_once(board: EmulatedPi) -> None:
+    """One of the answers may have been given by another test's conversation; both are the same."""
+    assert _converse(board) == _converse(board)
+    assert _said(board, "journalctl --no-pager | grep -c measuring") == "1\n"
+    assert _said(board, f"ls {_CACHE} | wc -l") == "1\n"
+
+
+@emulated
+def test_service_is_confined(board: EmulatedPi) -> None:
+    _hold_a_place(board)
+    status = dict(
+        line.split(":\t", 1)
+        for line in _said(board, "cat /proc/$(pidof mxdraft)/status").splitlines()
+        if ":\t" in line
+    )
+    assert set(status["Uid"].split()) == {_said(board, f"stat -c %u {_CACHE}").strip()}
+    assert status["Uid"].split()[0] not in ("0", "1000", "1001")
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert {status[key] for key in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    limits = "/sys/fs/cgroup/system.slice/system-mxdraft.slice/*/memory"
+    assert _said(board, f"cat {limits}.max {limits}.swap.max") == f"{640 << 20}\n0\n"
+    root = "/proc/$(pidof mxdraft)/root"
+    _said(board, f"! ls {root}/root/.ssh && ! touch {root}/etc/x && ! ls {root}/dev/vda")
+    _hang_up(board)
+
+
+@emulated
+def test_socket_survives_a_flood(board: EmulatedPi) -> None:
+    """Twenty connections in ten seconds once were enough to stop the socket until it was started again."""
+    _hold_a_place(board)
+    flood = f"{_MEMBER} sh -c 'for i in $(seq 100); do {_TALK} </dev/null >/dev/null 2>&1; done'"
+    _said(board, f"{flood}; systemctl is-active mxdraft.socket")
+    assert int(_said(board, "systemctl show -P NRefused mxdraft.socket")) >= 100
+    _hang_up(board)
+    assert _converse(board)
+
+
+@emulated
+def test_nobody_holds_the_place_for_good(board: EmulatedPi) -> None:
+    folder = "/run/systemd/system/mxdraft@.service.d"
+    _said(board, f"mkdir -p {folder} && printf '[Service]\\nRuntimeMaxSec=5s\\n' >{folder}/short.conf")
+    _said(board, "systemctl daemon-reload")
+    _hold_a_place(board)
+    _wait_until(board, "! pidof mxdraft")
+    assert "reached runtime time limit" in _said(board, "journalctl --no-pager | tail -n 30")
+    _said(board, f"rm -r {folder} && systemctl daemon-reload && killall sleep")
+    assert _converse(board)
+    assert _said(board, "systemctl --failed --plain --no-legend") == ""
+
+
+@emulated
+def test_service_after_a_rollback(board: EmulatedPi, bundles: list[Path]) -> None:
+    """A switch and a rollback take effect with the next conversation."""
+    before = _converse(board)
+    code, _, stderr = _deploy(board, bundles[1], "--service")
+    assert code == 0, stderr
+    assert _converse(board) != before
+    host = ("--host", "emulated-pi", "--dest", "/opt/mxdraft")
+    code, _, stderr = mxdraft(board.environment, "rollback", *host)
+    assert code == 0, stderr
+    assert _converse(board) == before
+    code, stdout, _ = mxdraft(board.environment, "status", *host)
+    assert (code, "service active\n" in stdout) == (0, True)
