@@ -23,7 +23,7 @@ from mxdraft.measure.acceptance import (
     reliability,
     write_rollouts,
 )
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, Model, Timeline
 
 
 def test_rounds_take_the_leading_proposals_that_are_right() -> None:
@@ -112,12 +112,12 @@ def test_lookup_copies_what_followed_last_time() -> None:
 def test_noise_is_the_samplers(bundle: Path) -> None:
     """Redo the runtime's draws from its own logits: the least noise / weight wins."""
     with Model(bundle) as model, Engine(model, precision="base", max_seqs=2) as engine:
-        with Sequence(engine, temperature=0.9, seed=11, max_tokens=20) as sequence:
+        with Timeline(engine, temperature=0.9, seed=11, max_tokens=20) as sequence:
             prompt = model.chat([("user", "Whose boat is it?")])
             for _ in sequence.generate(prompt):
                 pass
             tokens = sequence.tokens
-        with Sequence(engine) as again:
+        with Timeline(engine) as again:
             logits = again.logits(tokens)
     ids = np.arange(500, dtype=np.uint64)
     for place in range(len(prompt), len(tokens)):

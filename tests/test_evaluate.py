@@ -14,7 +14,7 @@ from mxdraft.checkpoint.reference import Teacher
 from mxdraft.export import export_model
 from mxdraft.measure.quality import Quality, log_softmax, score_windows
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, Model, Timeline
 
 IDS = np.random.default_rng(0).integers(3, 500, 40)
 
@@ -52,7 +52,7 @@ def test_teacher_is_what_full_precision_comes_close_to(bundle: Path) -> None:
     error = {}
     with Model(bundle) as model:
         for precision in ("base", "full"):
-            with Engine(model, threads=1, precision=precision) as engine, Sequence(engine) as sequence:
+            with Engine(model, threads=1, precision=precision) as engine, Timeline(engine) as sequence:
                 error[precision] = np.sqrt(((sequence.logits(IDS) - teacher) ** 2).mean()) / teacher.std()
     assert error["full"] < 0.15 < error["base"]
 

@@ -23,7 +23,7 @@ from mxdraft.bundle.schedule import Schedule
 from mxdraft.errors import BundleError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, Model, Timeline
 from mxdraft.ship.build import build
 from mxdraft.ship.targets import REPOSITORY
 
@@ -189,7 +189,7 @@ def test_sequences_do_not_touch_each_other(
     and others generate."""
     prompts = [GOLDEN[2], GOLDEN[0][:40], GOLDEN[1], GOLDEN[0][5:30]]
 
-    def outcome(sequence: Sequence) -> tuple[list[int], bytes]:
+    def outcome(sequence: Timeline) -> tuple[list[int], bytes]:
         tokens = sequence.tokens
         sequence.truncate(len(tokens) - 1)  # the last one is chosen, not processed
         return tokens, sequence.logits([*tokens[-1:], 3, 141, 59]).tobytes()
@@ -199,7 +199,7 @@ def test_sequences_do_not_touch_each_other(
         for seed, prompt in enumerate(prompts):
             with (
                 Engine(model, threads=1, precision=precision) as engine,  # type: ignore[arg-type]
-                Sequence(engine, temperature=0.8, seed=seed, max_tokens=20, ignore_eos=True) as sequence,
+                Timeline(engine, temperature=0.8, seed=seed, max_tokens=20, ignore_eos=True) as sequence,
             ):
                 for _ in sequence.generate(prompt):
                     pass
@@ -211,9 +211,9 @@ def test_sequences_do_not_touch_each_other(
             max_seqs=4,
             max_rows=rows,
         ) as engine:
-            running: list[Sequence] = []
+            running: list[Timeline] = []
             for seed, prompt in enumerate(prompts):
-                sequence = Sequence(engine, temperature=0.8, seed=seed, max_tokens=20, ignore_eos=True)
+                sequence = Timeline(engine, temperature=0.8, seed=seed, max_tokens=20, ignore_eos=True)
                 sequence.prompt(prompt)
                 running.append(sequence)
                 for _ in range(3):
@@ -226,10 +226,10 @@ def test_sequences_do_not_touch_each_other(
 def test_logits_are_the_same_in_any_pieces(tiny_bundle: Path) -> None:
     ids = GOLDEN[0]
     with Model(tiny_bundle) as model, Engine(model, threads=2) as engine:
-        with Sequence(engine) as sequence:
+        with Timeline(engine) as sequence:
             whole = sequence.logits(ids)
         for size in (1, 3, 40):
-            with Sequence(engine) as sequence:
+            with Timeline(engine) as sequence:
                 parts = [sequence.logits(ids[i : i + size]) for i in range(0, len(ids), size)]
             assert np.concatenate(parts).tobytes() == whole.tobytes()
 
@@ -245,7 +245,7 @@ def drafting_bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
         for precision in ("base", "full"):
             with (
                 Engine(model, draft="off", threads=1, precision=precision) as engine,
-                Sequence(engine, max_tokens=16, ignore_eos=True) as sequence,
+                Timeline(engine, max_tokens=16, ignore_eos=True) as sequence,
             ):
                 for _ in sequence.generate(model.encode("The small boat")):
                     pass

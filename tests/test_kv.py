@@ -20,7 +20,7 @@ from mxdraft.bundle.schedule import Schedule, Weights
 from mxdraft.errors import UsageError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import KV, Engine, Model, Sequence
+from mxdraft.runtime import KV, Engine, Model, Timeline
 from mxdraft.ship.build import sources
 from numpy.typing import NDArray
 from test_speculation import set_costs
@@ -58,7 +58,7 @@ def logits(
 ) -> NDArray[np.float32]:
     with (
         Engine(model, max_rows=rows, threads=threads, kv=kv, draft="off", **options) as engine,
-        Sequence(engine) as sequence,
+        Timeline(engine) as sequence,
     ):
         return np.concatenate([sequence.logits(ids[i : i + piece]) for i in range(0, len(ids), piece)])
 
@@ -105,7 +105,7 @@ def answer(
             draft="ngram" if known else drafter,  # type: ignore[arg-type]
             draft_max=15,
         ) as engine,
-        Sequence(engine, max_tokens=100, ignore_eos=True, seed=seed, **sampling) as sequence,
+        Timeline(engine, max_tokens=100, ignore_eos=True, seed=seed, **sampling) as sequence,
     ):
         set_costs(engine, row=0.001)
         sequence.prompt(prompt)
@@ -132,9 +132,9 @@ def test_sequences_do_not_touch_each_other(model: Model, kv: KV) -> None:
     prompts = [IDS[:90], IDS[90:100], IDS[5:140], IDS[50:82]]
     alone = [answer(model, kv, prompt)[0] for prompt in prompts]
     with Engine(model, threads=3, precision="base", kv=kv, max_seqs=4, max_rows=33, draft="auto") as engine:
-        running: list[Sequence] = []
+        running: list[Timeline] = []
         for prompt in prompts:
-            running.append(Sequence(engine, max_tokens=100, ignore_eos=True))
+            running.append(Timeline(engine, max_tokens=100, ignore_eos=True))
             running[-1].prompt(prompt)
             engine.step(running)
         while any(sequence.stop == "none" for sequence in running):
@@ -154,17 +154,17 @@ def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed:
         Engine(
             model, ctx=256, threads=1, max_seqs=3, max_rows=80, kv=kv, draft="model", draft_min=2, **options
         ) as engine,
-        Sequence(engine, **sampling) as original,
+        Timeline(engine, **sampling) as original,
     ):
         original.prompt(IDS[:100])
         for _ in range(steps):
             engine.step([original])
-        with Sequence(engine, max_tokens=40, copy_of=original) as other:
+        with Timeline(engine, max_tokens=40, copy_of=original) as other:
             other.prompt(IDS[200:240])
             while other.stop == "none":
                 engine.step([other])
         sampling["max_tokens"] -= original.stats["generated_tokens"]
-        with Sequence(engine, copy_of=original, **sampling) as copy:
+        with Timeline(engine, copy_of=original, **sampling) as copy:
             if steps == 30:
                 assert copy.cache == original.cache
                 assert copy.tiers == original.tiers
@@ -179,7 +179,7 @@ def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed:
         tokens = original.tokens
     with (
         Engine(model, ctx=256, threads=1, kv=kv, draft="off", **options) as engine,
-        Sequence(engine, **sampling | {"max_tokens": 90}) as alone,
+        Timeline(engine, **sampling | {"max_tokens": 90}) as alone,
     ):
         for _ in alone.generate(IDS[:100]):
             pass
@@ -189,12 +189,12 @@ def test_a_copy_goes_on_as_the_original(model: Model, kv: KV, steps: int, mixed:
 def test_a_copy_of_what_was_truncated_is_known_as_well(model: Model) -> None:
     with (
         Engine(model, ctx=256, threads=1, precision="base", max_seqs=2, kv="tiered", draft="off") as engine,
-        Sequence(engine, max_tokens=20, ignore_eos=True) as original,
+        Timeline(engine, max_tokens=20, ignore_eos=True) as original,
     ):
         for _ in original.generate(IDS[:160]):
             pass
         original.truncate(65)
-        with Sequence(engine, max_tokens=20, ignore_eos=True, copy_of=original) as copy:
+        with Timeline(engine, max_tokens=20, ignore_eos=True, copy_of=original) as copy:
             with pytest.raises(UsageError, match="nothing to continue"):
                 copy.prompt([])
             for sequence in (copy, original):
@@ -206,11 +206,11 @@ def test_a_copy_of_what_was_truncated_is_known_as_well(model: Model) -> None:
 def test_a_copy_in_a_prompt_counts_what_is_left_of_it(model: Model) -> None:
     with (
         Engine(model, ctx=256, threads=1, precision="base", max_seqs=2, max_rows=16, draft="off") as engine,
-        Sequence(engine) as original,
+        Timeline(engine) as original,
     ):
         original.prompt(IDS[:40])
         engine.step([original])
-        with Sequence(engine, copy_of=original) as copy:
+        with Timeline(engine, copy_of=original) as copy:
             assert copy.stats["prompt_tokens"] == 24
 
 
@@ -220,16 +220,16 @@ def test_tiers_of_a_copy_change_as_the_originals(bundle: Path, tmp_path: Path, w
     with (
         Model(path) as opened,
         Engine(opened, ctx=256, threads=1, precision="base", max_seqs=2, kv="tiered", draft="off") as engine,
-        Sequence(engine, max_tokens=195, ignore_eos=True) as original,
+        Timeline(engine, max_tokens=195, ignore_eos=True) as original,
     ):
         original.prompt(IDS[:60])
         for _ in range(70):
             engine.step([original])
         tiers = original.tiers
-        with Sequence(engine, max_tokens=40, ignore_eos=True) as before:  # whose place the copy takes
+        with Timeline(engine, max_tokens=40, ignore_eos=True) as before:  # whose place the copy takes
             for _ in before.generate(IDS[100:200]):
                 pass
-        with Sequence(engine, max_tokens=125, ignore_eos=True, copy_of=original) as copy:
+        with Timeline(engine, max_tokens=125, ignore_eos=True, copy_of=original) as copy:
             while original.stop == "none":
                 engine.step([original, copy])
                 assert copy.tiers == original.tiers
@@ -243,7 +243,7 @@ def test_what_was_truncated_leaves_no_trace(model: Model, kv: KV, length: int) -
     fresh = logits(model, kv, kept + more, precision="base")[length:]
     with (
         Engine(model, precision="base", kv=kv, draft="model") as engine,
-        Sequence(engine, max_tokens=20, ignore_eos=True) as sequence,
+        Timeline(engine, max_tokens=20, ignore_eos=True) as sequence,
     ):
         for _ in sequence.generate(IDS[:160]):
             pass
@@ -287,7 +287,7 @@ def quota(aged: int, share: float = 0.1) -> int:
 
 def test_tiers_change_at_multiples_of_the_block(model: Model) -> None:
     """The window holds 32 to 64 tokens; a block that leaves it becomes core while there is room."""
-    with Engine(model, kv="tiered") as engine, Sequence(engine) as sequence:
+    with Engine(model, kv="tiered") as engine, Timeline(engine) as sequence:
         before: list[str] = []
         for done, token in enumerate(IDS, start=1):
             sequence.logits([token])
@@ -309,7 +309,7 @@ def test_tiers_change_at_multiples_of_the_block(model: Model) -> None:
 
 @pytest.mark.parametrize(("kv", "bits"), [("f16", 16), ("int8", 8.25), ("mxfp4", 4.25)])
 def test_without_tiers_all_is_recent(model: Model, kv: KV, bits: float) -> None:
-    with Engine(model, kv=kv) as engine, Sequence(engine) as sequence:
+    with Engine(model, kv=kv) as engine, Timeline(engine) as sequence:
         sequence.logits(IDS)
         assert sequence.cache == (250, 0, 0, bits, 250 * 4 * 2 * 2 * 32 * bits / 8)
         assert set(sequence.tiers) == {"recent"}
@@ -319,7 +319,7 @@ def test_attention_decides_what_is_core(model: Model, bundle: Path, tmp_path: Pa
     """The schedule's weights decide which tokens are core, not how many."""
 
     def core(opened: Model) -> set[int]:
-        with Engine(opened, kv="tiered") as engine, Sequence(engine) as sequence:
+        with Engine(opened, kv="tiered") as engine, Timeline(engine) as sequence:
             sequence.logits(IDS)
             return {i for i, tier in enumerate(sequence.tiers) if tier == "core"}
 
@@ -339,7 +339,7 @@ def test_the_lowest_scores_are_demoted_first(bundle: Path, tmp_path: Path) -> No
     with (
         Model(scheduled(bundle, tmp_path, memory=Weights(0, 0, 1, 0), core_tokens=0.03)) as opened,
         Engine(opened, kv="tiered") as engine,
-        Sequence(engine) as sequence,
+        Timeline(engine) as sequence,
     ):
         sequence.logits(ids)
         tiers = sequence.tiers
@@ -353,7 +353,7 @@ def test_doubt_decides_what_is_core(bundle: Path, tmp_path: Path, alpha: int) ->
     with (
         Model(scheduled(bundle, tmp_path, memory=Weights(alpha, 0, 0, 0))) as opened,
         Engine(opened, kv="tiered") as engine,
-        Sequence(engine, temperature=1.0, seed=3, ignore_eos=True) as sequence,
+        Timeline(engine, temperature=1.0, seed=3, ignore_eos=True) as sequence,
     ):
         doubt = dict.fromkeys(range(4), 0.0)
         sequence.prompt(IDS[:4])
@@ -369,7 +369,7 @@ def test_doubt_decides_what_is_core(bundle: Path, tmp_path: Path, alpha: int) ->
 
 def test_a_budget_sets_the_share_of_core_tokens(model: Model) -> None:
     for budget in (5.5, 6.0, 7.0, 8.25):
-        with Engine(model, ctx=250, kv="tiered", kv_budget=budget) as engine, Sequence(engine) as sequence:
+        with Engine(model, ctx=250, kv="tiered", kv_budget=budget) as engine, Timeline(engine) as sequence:
             sequence.logits(IDS)
             assert budget - 0.15 < sequence.cache.bits_per_value <= budget
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from clib import REPOSITORY, RUNTIME, compile_c, native
 from mxdraft.errors import CapacityError, UsageError
-from mxdraft.runtime import Engine, Model, Sequence, cpu_describe
+from mxdraft.runtime import Engine, Model, Timeline, cpu_describe
 from mxdraft.runtime._ffi import load
 from mxdraft.ship.build import sources
 
@@ -83,7 +83,7 @@ def test_plan_is_refused_with_the_largest_context_that_fits(bundle: Path, sysroo
             f"context 200 needs {wanted.total / MIB:.1f} MiB, {available / MIB:.1f} MiB are available: "
             f"the largest that fits is {largest}"
         )
-        with Engine(model, ctx=largest, **options) as engine, Sequence(engine, max_tokens=1) as sequence:
+        with Engine(model, ctx=largest, **options) as engine, Timeline(engine, max_tokens=1) as sequence:
             assert len(list(sequence.generate([1, 2, 3]))) == 1
 
         sysroot(meminfo(1000))

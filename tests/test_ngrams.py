@@ -18,7 +18,7 @@ from mxdraft.bundle.ngrams import check_ngrams, ngram_section, read_documents
 from mxdraft.errors import RefusedError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, Model, Timeline
 
 Entry = tuple[tuple[int, ...], int, int]  # context, what follows, its probability in 1/256
 
@@ -195,7 +195,7 @@ def test_runtime_drafts_what_the_table_spells(bundle: Path, tmp_path: Path) -> N
         with (
             Model(path) as model,
             Engine(model, ctx=64, threads=1, draft=draft, draft_max=4, draft_min=4) as engine,
-            Sequence(engine, ignore_eos=True, max_tokens=26) as sequence,
+            Timeline(engine, ignore_eos=True, max_tokens=26) as sequence,
         ):
             for _ in sequence.generate(prompt):
                 pass

@@ -22,7 +22,7 @@ from mxdraft.measure.origin.compute import Batch, having_read
 from mxdraft.measure.origin.precision import measure_rules, record_flips
 from mxdraft.measure.origin.together import measure_together
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, Model, Timeline
 
 TEXT = [i * 31 % 497 + 3 for i in range(150)]
 DOCUMENTS = [np.arange(i, i + 40) * 7 % 497 + 3 for i in range(0, 180, 30)]
@@ -92,7 +92,7 @@ def test_bytes_of_a_token_are_those_that_the_runtime_counts(model: Model) -> Non
     for precision, expected in (("base", base), ("full", full)):
         with (
             Engine(model, ctx=64, threads=1, precision=precision, draft="off") as engine,  # type: ignore[arg-type]
-            Sequence(engine, max_tokens=11, ignore_eos=True) as sequence,
+            Timeline(engine, max_tokens=11, ignore_eos=True) as sequence,
         ):
             for _ in sequence.generate([5]):
                 pass
@@ -173,7 +173,7 @@ def test_answers_after_a_copied_text_are_those_after_the_text(model: Model) -> N
             found = Batch(engine, questions, 3, 9, begin=shared).run()
             assert shared.tokens == text
         for question, made in zip(questions, found, strict=True):
-            with Sequence(engine, max_tokens=9, ignore_eos=True) as sequence:
+            with Timeline(engine, max_tokens=9, ignore_eos=True) as sequence:
                 for _ in sequence.generate(text + question):
                     pass
                 assert sequence.tokens[75:] == made
@@ -211,7 +211,7 @@ def test_acceptance_is_that_of_drafts_after_the_text(
     with (
         Model(long_bundle) as opened,
         Engine(opened, ctx=150, threads=1, draft="off") as engine,
-        Sequence(engine, ignore_eos=True) as sequence,
+        Timeline(engine, ignore_eos=True) as sequence,
     ):
         for _ in sequence.generate(TEXT[:60]):
             pass
@@ -231,7 +231,7 @@ def test_acceptance_is_that_of_drafts_after_the_text(
             for at in range(114, 150, 4):
                 with (
                     Engine(opened, ctx=150, threads=1, draft_min=3, draft_max=3, kv=kv) as engine,  # type: ignore[arg-type]
-                    Sequence(engine, ignore_eos=True) as sequence,
+                    Timeline(engine, ignore_eos=True) as sequence,
                 ):
                     sequence.prompt(ids[:at])
                     while len(sequence.tokens) == at:

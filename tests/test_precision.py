@@ -18,7 +18,7 @@ from mxdraft.bundle.schedule import FRACTIONS, Schedule
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
-from mxdraft.runtime import Engine, Model, Sequence, TokenRecord
+from mxdraft.runtime import Engine, Model, Timeline, TokenRecord
 
 MIXED: dict[str, Any] = {"core_fraction": 0.1, "catch_up": 4, "draft": "off"}
 TEXT = random.Random(1).choices(range(3, 500), k=60)
@@ -31,13 +31,13 @@ def model(bundle: Path) -> Iterator[Model]:
 
 
 def logits(engine: Engine, ids: list[int], rule: Any = None, pieces: int = 1) -> np.ndarray[Any, Any]:
-    with Sequence(engine) as sequence:
+    with Timeline(engine) as sequence:
         sequence.decide_core_with(rule)
         return np.concatenate([sequence.logits(part) for part in np.array_split(ids, pieces)])
 
 
 def generate(engine: Engine, ids: list[int], rule: Any = None, **sampling: Any) -> list[int]:
-    with Sequence(engine, max_tokens=24, ignore_eos=True, **sampling) as sequence:
+    with Timeline(engine, max_tokens=24, ignore_eos=True, **sampling) as sequence:
         sequence.decide_core_with(rule)
         for _ in sequence.generate(ids):
             pass
@@ -90,7 +90,7 @@ def test_records_tell_what_was_known(model: Model) -> None:
         return row.position % 3 == 0
 
     with Engine(model, precision="base", draft="off") as base, Engine(model, **MIXED) as mixed:
-        with Sequence(mixed, max_tokens=20, ignore_eos=True) as sequence:
+        with Timeline(mixed, max_tokens=20, ignore_eos=True) as sequence:
             sequence.decide_core_with(rule)
             records = []
             for _ in sequence.generate(TEXT[:4]):
@@ -115,7 +115,7 @@ def test_records_tell_what_was_known(model: Model) -> None:
         assert stats["due"] == looks.count("due")
         # The margin is that of the two largest logits.
         expected = np.sort(logits(base, TEXT), axis=1)
-        with Sequence(base, max_tokens=4, ignore_eos=True) as sequence:
+        with Timeline(base, max_tokens=4, ignore_eos=True) as sequence:
             sequence.prompt(TEXT)
             base.step([sequence])
             assert sequence.records[0].margin == expected[-1][-1] - expected[-1][-2]
@@ -144,11 +144,11 @@ def test_sequences_that_share_looks_are_as_alone(model: Model) -> None:
     with Engine(model, ctx=64, **MIXED) as engine:
         alone = [generate(engine, prompt) for prompt in prompts]
     with Engine(model, ctx=64, max_seqs=20, max_rows=24, threads=2, **MIXED) as engine:
-        running: list[Sequence] = []
+        running: list[Timeline] = []
         idle = 0
         while len(running) < 20 or any(sequence.stop == "none" for sequence in running):
             if len(running) < 20:
-                running.append(Sequence(engine, max_tokens=24, ignore_eos=True))
+                running.append(Timeline(engine, max_tokens=24, ignore_eos=True))
                 running[-1].prompt(prompts[len(running) - 1])
             engine.step(running)
             idle += sum(sequence.stop == "none" and not sequence.output for sequence in running)
@@ -161,8 +161,8 @@ def test_nobody_waits_for_others_for_long(model: Model) -> None:
     options: dict[str, Any] = {**MIXED, "catch_up": 32}
     with (
         Engine(model, ctx=64, max_seqs=2, **options) as engine,
-        Sequence(engine, max_tokens=8, ignore_eos=True) as core,
-        Sequence(engine, max_tokens=31, ignore_eos=True) as plain,
+        Timeline(engine, max_tokens=8, ignore_eos=True) as core,
+        Timeline(engine, max_tokens=31, ignore_eos=True) as plain,
     ):
         core.decide_core_with(lambda _: True)
         plain.decide_core_with(lambda _: False)
@@ -182,7 +182,7 @@ def test_nobody_waits_for_others_for_long(model: Model) -> None:
 
 def test_second_prompts_and_truncation_leave_nothing_behind(model: Model) -> None:
     with Engine(model, ctx=128, **MIXED) as engine:
-        with Sequence(engine, max_tokens=10, ignore_eos=True) as sequence:
+        with Timeline(engine, max_tokens=10, ignore_eos=True) as sequence:
             for _ in sequence.generate(TEXT[:6]):
                 pass
             for _ in sequence.generate(TEXT[6:9]):
@@ -192,7 +192,7 @@ def test_second_prompts_and_truncation_leave_nothing_behind(model: Model) -> Non
             for _ in sequence.generate(TEXT[9:13]):
                 pass
             after = sequence.tokens
-        with Sequence(engine, max_tokens=10, ignore_eos=True) as sequence:
+        with Timeline(engine, max_tokens=10, ignore_eos=True) as sequence:
             for _ in sequence.generate(kept + TEXT[9:13]):
                 pass
             assert sequence.tokens == after
@@ -201,13 +201,13 @@ def test_second_prompts_and_truncation_leave_nothing_behind(model: Model) -> Non
 def test_kept_tokens_are_as_a_prompt(model: Model) -> None:
     """Even rows that were at base precision when they were cut off."""
     with Engine(model, ctx=128, **MIXED) as engine:
-        with Sequence(engine, max_tokens=10, ignore_eos=True) as sequence:
+        with Timeline(engine, max_tokens=10, ignore_eos=True) as sequence:
             for _ in sequence.generate(TEXT[:6]):
                 pass
             sequence.truncate(14)
             kept = sequence.tokens
             after = sequence.logits(TEXT[:9])
-        with Sequence(engine, max_tokens=1, ignore_eos=True) as sequence:
+        with Timeline(engine, max_tokens=1, ignore_eos=True) as sequence:
             for _ in sequence.generate(kept):
                 pass
             sequence.truncate(len(kept))
@@ -217,8 +217,8 @@ def test_kept_tokens_are_as_a_prompt(model: Model) -> None:
 def test_a_prompt_ends_waiting(model: Model) -> None:
     with (
         Engine(model, ctx=64, max_seqs=2, **MIXED | {"catch_up": 32}) as engine,
-        Sequence(engine, ignore_eos=True) as waiting,
-        Sequence(engine, ignore_eos=True) as other,
+        Timeline(engine, ignore_eos=True) as waiting,
+        Timeline(engine, ignore_eos=True) as other,
     ):
         waiting.decide_core_with(lambda _: True)
         other.decide_core_with(lambda _: False)
@@ -237,8 +237,8 @@ def test_a_prompt_ends_waiting(model: Model) -> None:
 def test_a_copy_waits_as_the_original(model: Model) -> None:
     with (
         Engine(model, ctx=64, max_seqs=3, **MIXED | {"catch_up": 32}) as engine,
-        Sequence(engine, ignore_eos=True) as waiting,
-        Sequence(engine, ignore_eos=True) as other,
+        Timeline(engine, ignore_eos=True) as waiting,
+        Timeline(engine, ignore_eos=True) as other,
     ):
         waiting.decide_core_with(lambda _: True)
         other.decide_core_with(lambda _: False)
@@ -247,10 +247,10 @@ def test_a_copy_waits_as_the_original(model: Model) -> None:
         for _ in range(3):
             engine.step([waiting, other])
         assert not waiting.output
-        with Sequence(engine, ignore_eos=True, copy_of=waiting) as copy:
+        with Timeline(engine, ignore_eos=True, copy_of=waiting) as copy:
             copy.decide_core_with(lambda _: False)  # it is decided already
 
-            def steps_until_output(sequence: Sequence) -> int:
+            def steps_until_output(sequence: Timeline) -> int:
                 for count in range(1, 9):
                     engine.step([sequence, other])
                     if sequence.output:
@@ -271,13 +271,13 @@ def test_a_copy_catches_up_as_the_original(model: Model, fraction: float) -> Non
         Engine(
             model, ctx=64, max_seqs=2, max_rows=3, **MIXED | {"catch_up": 16, "core_fraction": fraction}
         ) as engine,
-        Sequence(engine, ignore_eos=True, **sampling) as original,
+        Timeline(engine, ignore_eos=True, **sampling) as original,
     ):
         expected = generate(engine, TEXT[:6], **sampling)
         original.prompt(TEXT[:6])
         while len(original.tokens) < len(expected):
             engine.step([original])
-            with Sequence(engine, ignore_eos=True, copy_of=original, **sampling) as copy:
+            with Timeline(engine, ignore_eos=True, copy_of=original, **sampling) as copy:
                 while len(copy.tokens) < len(expected):
                     engine.step([copy])
                 assert copy.tokens == expected
@@ -309,7 +309,7 @@ def test_what_base_precision_made_stands_if_full_precision_fails(tmp_path: Path)
         options = {**MIXED, "catch_up": 32, "draft": "ngram", "draft_min": 3, "draft_max": 3}
         with (
             Engine(opened, **options) as engine,
-            Sequence(engine, max_tokens=12, ignore_eos=True) as sequence,
+            Timeline(engine, max_tokens=12, ignore_eos=True) as sequence,
         ):
             sequence.decide_core_with(rule)
             sequence.draft_with(lambda ids, most: coming[len(ids) :][:most])
@@ -345,7 +345,7 @@ def test_everything_on_depends_on_the_tokens_alone(bundle: Path, tmp_path: Path)
         def text(rows: int = 64, threads: int = 1, cut: bool = False, **other: Any) -> list[int]:
             with (
                 Engine(model, threads=threads, max_rows=rows, **options | other) as engine,
-                Sequence(engine, max_tokens=90, ignore_eos=True, temperature=1.0, seed=4) as sequence,
+                Timeline(engine, max_tokens=90, ignore_eos=True, temperature=1.0, seed=4) as sequence,
             ):
                 if cut:
                     for _ in sequence.generate(prompt[:70]):
@@ -407,7 +407,7 @@ def test_weights_and_thresholds_of_the_schedule_decide(bundle: Path, tmp_path: P
             )
             with Engine(model, core_fraction=fraction, catch_up=8, draft="off") as engine:
                 assert engine.plan.precision == "auto"
-                with Sequence(engine, max_tokens=100, ignore_eos=True) as sequence:
+                with Timeline(engine, max_tokens=100, ignore_eos=True) as sequence:
                     records = []
                     for _ in sequence.generate(TEXT[:2]):
                         records += sequence.records

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from mxdraft.bundle.schedule import FRACTIONS, Schedule
 from mxdraft.errors import RefusedError
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, Model, Timeline
 from mxdraft.ship.build import build
 from mxdraft.ship.targets import REPOSITORY
 from mxdraft.trace.page import page, summary
@@ -45,7 +45,7 @@ def record(
     with (
         Engine(model, **options) as engine,
         Engine(model, precision="full") as full,
-        Sequence(engine, **{"max_tokens": 40, "ignore_eos": True} | sampling) as sequence,
+        Timeline(engine, **{"max_tokens": 40, "ignore_eos": True} | sampling) as sequence,
     ):
         if drafts:
             sequence.draft_with(lambda ids, most: drafts[len(ids) : len(ids) + most])
@@ -64,7 +64,7 @@ def plain(model: Model) -> tuple[list[int], list[Any]]:
     """The tokens of a run at base and at full precision without drafts, and the records of those made."""
     with (
         Engine(model, **MIXED, draft="off") as engine,
-        Sequence(engine, max_tokens=40, ignore_eos=True) as sequence,
+        Timeline(engine, max_tokens=40, ignore_eos=True) as sequence,
     ):
         records: list[Any] = []
         for _ in sequence.generate(model.encode(PROMPT)):
@@ -115,7 +115,7 @@ def test_steps_add_up_to_the_statistics(mixed: Trace) -> None:
 
 def test_full_precision_chooses_after_the_same_tokens(model: Model, mixed: Trace) -> None:
     ids, made = model.encode(PROMPT), [line["token"] for line in mixed.tokens]
-    with Engine(model, precision="full") as engine, Sequence(engine) as sequence:
+    with Engine(model, precision="full") as engine, Timeline(engine) as sequence:
         expected = sequence.logits(ids + made).argmax(axis=1)[len(ids) - 1 : -1]
     assert [line["full_token"] for line in mixed.tokens] == expected.tolist()
     for line in mixed.tokens:  # a full-precision pass gives the full model's choice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mxdraft.runtime import Engine, Model, Precision, Sequence
+from mxdraft.runtime import Engine, Model, Precision, Timeline
 
 from bench.peers.compare import Generation
 
@@ -16,7 +16,7 @@ class Ours:
         self._threads = threads
         self._engine = Engine(model, ctx=ctx, threads=threads, precision=precision, draft="off")
         self._drafting: Engine | None = None
-        self._batch: list[Sequence] = []
+        self._batch: list[Timeline] = []
 
     def prefill(self, ids: list[int]) -> float:
         stats = self._run(ids, 1)
@@ -36,7 +36,7 @@ class Ours:
                 max_seqs=sequences,
                 draft="off",
             )
-            self._batch = [Sequence(engine, max_tokens=steps + 1, ignore_eos=True) for _ in range(sequences)]
+            self._batch = [Timeline(engine, max_tokens=steps + 1, ignore_eos=True) for _ in range(sequences)]
             for sequence in self._batch:
                 sequence.prompt(ids[:-1])
             while len(self._batch[-1].tokens) < len(ids):
@@ -49,7 +49,7 @@ class Ours:
         return sequences * float(self._batch[0].stats["decode_tok_per_s"])
 
     def generate(self, ids: list[int], tokens: int, drafts: bool) -> Generation:
-        with Sequence(self._drafter() if drafts else self._engine, max_tokens=tokens) as sequence:
+        with Timeline(self._drafter() if drafts else self._engine, max_tokens=tokens) as sequence:
             made = [token for piece in sequence.generate(ids) for token in piece.ids]
             stats = sequence.stats
         return Generation(made[1:], int(stats["steps"]), float(stats["decode_s"]))
@@ -62,7 +62,7 @@ class Ours:
         return self._drafting
 
     def _run(self, ids: list[int], tokens: int) -> dict[str, float]:
-        with Sequence(self._engine, max_tokens=tokens, ignore_eos=True) as sequence:
+        with Timeline(self._engine, max_tokens=tokens, ignore_eos=True) as sequence:
             for _ in sequence.generate(ids):
                 pass
             return sequence.stats

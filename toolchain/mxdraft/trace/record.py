@@ -13,7 +13,7 @@ from mxdraft import __version__
 from mxdraft.bundle import Bundle
 from mxdraft.errors import TransferError
 from mxdraft.measure.origin.precision import weight_bytes
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, Model, Timeline
 
 FORMAT = "mxdraft trace 1"
 
@@ -25,7 +25,7 @@ class FullPrecision:
 
     def __init__(self, engine: Engine, prompt: list[int]) -> None:
         """``engine``: at full precision; nothing else may use it."""
-        self._sequence = Sequence(engine)
+        self._sequence = Timeline(engine)
         for start in range(0, len(prompt), _PROMPT_CHUNK):
             self._next = self._choices(prompt[start : start + _PROMPT_CHUNK])[-1]
 
@@ -48,7 +48,7 @@ class Recorder:
     A line is written whole and at once: whatever ends the run, the lines before stay.
     """
 
-    def __init__(self, file: BinaryIO, sequence: Sequence, full: FullPrecision | None = None) -> None:
+    def __init__(self, file: BinaryIO, sequence: Timeline, full: FullPrecision | None = None) -> None:
         """``sequence``: prompted, not yet stepped."""
         self._file = file
         self._sequence = sequence

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mxdraft.errors import UsageError
 from mxdraft.files import replacing
 from mxdraft.files.npz import reading_npz
-from mxdraft.runtime import Engine, Model, Sequence
+from mxdraft.runtime import Engine, Model, Timeline
 
 LANES = 48  # sequences of a batch
 TEMPERATURES = (0.0, 0.7, 0.8, 1.0)  # of answers; user turns are sampled at 1
@@ -173,7 +173,7 @@ class _Writer:
         self._temperature = float(rng.choice(TEMPERATURES))
         turn_seed, self._answer_seed = map(int, rng.integers(0, 1 << 63, 2))
         self._answer_start = 0  # of a document whose answer has not begun
-        self.sequence = Sequence(engine, temperature=1.0, seed=turn_seed, max_tokens=TURN_LIMIT)
+        self.sequence = Timeline(engine, temperature=1.0, seed=turn_seed, max_tokens=TURN_LIMIT)
         self.sequence.prompt(template.opening)
 
     def advance(self) -> Document | None:
@@ -196,7 +196,7 @@ class _Writer:
             turn = turn[:-1]  # the template has it
         self.sequence.close()
         self._answer_start = len(turn) + len(self._template.answering)
-        self.sequence = Sequence(
+        self.sequence = Timeline(
             self._engine, temperature=self._temperature, seed=self._answer_seed, max_tokens=ANSWER_LIMIT
         )
         self.sequence.prompt(turn + self._template.answering)

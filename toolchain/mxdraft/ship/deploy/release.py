@@ -11,7 +11,7 @@ from string import Template
 from mxdraft import __version__
 from mxdraft.errors import CapacityError, NumericError, RefusedError
 from mxdraft.files import file_sha256
-from mxdraft.runtime import Engine, Model, Plan, Precision, Sequence
+from mxdraft.runtime import Engine, Model, Plan, Precision, Timeline
 from mxdraft.ship.build import architecture, build
 from mxdraft.ship.targets import OUTPUTS, Target, load_target
 
@@ -85,7 +85,7 @@ def _expected_results(target: Target, bundle: Path) -> dict[str, object]:
             verification = engine.verify()
             if not verification.matches:
                 raise NumericError(f"{verification.message}: pack the bundle again before it is deployed")
-            with Sequence(engine, max_tokens=TOKENS, ignore_eos=True) as sequence:
+            with Timeline(engine, max_tokens=TOKENS, ignore_eos=True) as sequence:
                 tokens = [i for piece in sequence.generate(model.encode(PROMPT)) for i in piece.ids]
     return {
         "threads": target.run.threads,
