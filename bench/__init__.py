@@ -4,4 +4,5 @@ peers/                 the runtime and llama.cpp in turns (`make bench-peers`)
 count_instructions.py  executed aarch64 instructions a token, under qemu
 count_attention.py     the same of attention over a quantized KV cache
 predict_pi.py          what a Raspberry Pi should reach, on paper
+compare_trees.py       what two checkouts print, byte for byte
 """

@@ -1,6 +1,6 @@
 """Compare what two checkouts print, byte for byte: for changes that must not change behaviour.
 
-    python bench/compare_trees.py OLD NEW BUNDLE [BUNDLE …]
+    python -m bench.compare_trees OLD NEW BUNDLE [BUNDLE …]
 
 Both checkouts must be built (``make demo``). Every command below runs in both, with the C program and with
 the Python one, on every bundle; standard output, standard error and exit code must agree. Times, memory and

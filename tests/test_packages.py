@@ -27,7 +27,6 @@ LISTED = [
     path
     for root in (TOOLCHAIN / "mxdraft", REPOSITORY / "bench")
     for path in sorted(root.rglob("__init__.py"))
-    if path.parent.name != "runtime"
 ]
 
 
@@ -42,12 +41,14 @@ def modules() -> dict[str, Path]:
 
 
 def imports() -> dict[str, set[str]]:
-    """What each module imports of these, anywhere in its text."""
+    """What each module imports of these, anywhere in its text but for the type checker alone."""
     known = modules()
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
         asked: list[str] = []
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree.body = [node for node in tree.body if not _is_for_types(node)]
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 asked += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -56,6 +57,10 @@ def imports() -> dict[str, set[str]]:
                 asked += [each if each in known else str(node.module) for each in names]
         graph[name] = {each for each in asked if each in known and each != name}
     return graph
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def room(module: str) -> str | None:

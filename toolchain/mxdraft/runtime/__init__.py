@@ -8,6 +8,13 @@ Model, Engine and Timeline are the three objects of mxdraft.h as context manager
 order: a parent first closes what was opened from it, everything is closed at the latest when the
 interpreter exits, and an object that is used after its close raises ValueError. Errors of the library come
 as the exceptions of ``mxdraft.errors``. An engine and its timelines belong to one thread at a time.
+
+_ffi.py      the library, loaded once, and its declarations from the header
+_handle.py   an object of the library with an owner
+options.py   the options of an engine and of a timeline, and the plan
+model.py     a bundle file: tokens, text, chat
+engine.py    an arena and a thread pool: steps, costs, verification, benchmark
+timeline.py  a token timeline: prompt, generate, truncate, logits, records
 """
 
 from mxdraft.runtime.engine import BenchFormat, Engine, Verification, cpu_describe, default_threads, version
