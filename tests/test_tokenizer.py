@@ -274,9 +274,9 @@ def test_questions_about_tokens() -> None:
     ids = range(count + 1)
     assert [i for i in ids if lib.mxd_tokenizer_is_special(ours.struct, i)] == [0, 1, 2]
     assert [i for i in ids if lib.mxd_tokenizer_is_eos(ours.struct, i)] == [2]
-    assert lib.mxd_tokenizer_bos(ours.struct) == 1
+    assert ours.struct.bos == 1
     without = runtime(dataclasses.replace(spec, bos_id=None))
-    assert lib.mxd_tokenizer_bos(without.struct) == textlib.NO_TOKEN
+    assert without.struct.bos == textlib.NO_TOKEN
 
 
 # ---- Unicode classes ----

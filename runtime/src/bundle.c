@@ -1,6 +1,7 @@
 /* The container: header, section table, checksums, tensor directories. */
 #include "bundle.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,13 +17,22 @@ enum { HEADER_BYTES = 64, ENTRY_BYTES = 64, SECTION_ALIGN = 65536, TENSOR_BYTES 
 
 static const uint8_t MAGIC[8] = {0x89, 'M', 'X', 'B', '\r', '\n', 0x1A, '\n'};
 
+mxd_status mxd_refuse(const mxd_bundle *b, mxd_status verdict, const char *format, ...) {
+    char what[sizeof b->err->message];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    return mxd_fail(b->err, verdict, "%s: %s", b->model->path, what);
+}
+
 bool mxd_all_zero(const uint8_t *p, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (p[i]) return false;
     return true;
 }
 
-/* Whether p[cap] is a NUL-padded name of [a-z0-9._] (for tensors also [A-Z-]) with at least one character and one NUL. */
+/* Whether p[cap] is a NUL-padded name of at least one of [a-z0-9._], for tensors also [A-Z-]. */
 static bool valid_name(const uint8_t *p, size_t cap, bool of_tensor) {
     size_t n = 0;
     for (; n < cap && p[n]; n++) {
@@ -37,46 +47,42 @@ static bool valid_name(const uint8_t *p, size_t cap, bool of_tensor) {
 /* Check the header, the number of sections and the checksum of their table. */
 static mxd_status check_header(const mxd_bundle *b, uint32_t *count) {
     const uint8_t *map = b->model->map;
-    const char *path = b->model->path;
     size_t len = b->model->map_len, shown = len < sizeof MAGIC ? len : sizeof MAGIC;
     if (len == 0 || memcmp(map, MAGIC, shown))
-        return mxd_fail(b->err, MXD_BAD_MAGIC, "%s: not an mxdraft bundle (wrong magic)", path);
-    if (len < HEADER_BYTES)
-        return mxd_fail(b->err, MXD_BAD_LENGTH, "%s: truncated: %zu bytes, not even a header", path, len);
+        return mxd_refuse(b, MXD_BAD_MAGIC, "not an mxdraft bundle (wrong magic)");
+    if (len < HEADER_BYTES) return mxd_refuse(b, MXD_BAD_LENGTH, "truncated: %zu bytes, not even a header", len);
     uint32_t version = mxd_load_u32(map + 8);
     if (version != 1)
-        return mxd_fail(b->err, MXD_BAD_VERSION, "%s: bundle version %u, this runtime reads version 1: pack it again",
-                        path, version);
+        return mxd_refuse(b, MXD_BAD_VERSION, "bundle version %u, this runtime reads version 1: pack it again",
+                                 version);
     uint64_t claimed = mxd_load_u64(map + 16);
     if (claimed != len)
-        return mxd_fail(b->err, MXD_BAD_LENGTH, "%s: %zu bytes, but the header says %llu: copy the file again", path,
-                        len, (unsigned long long)claimed);
+        return mxd_refuse(b, MXD_BAD_LENGTH, "%zu bytes, but the header says %llu: copy the file again", len,
+                                 (unsigned long long)claimed);
     *count = mxd_load_u32(map + 12);
     if (*count < 1 || *count > MXD_MAX_SECTIONS || !mxd_all_zero(map + 28, 36))
-        return mxd_fail(b->err, MXD_BAD_HEADER, "%s: damaged header", path);
+        return mxd_refuse(b, MXD_BAD_HEADER, "damaged header");
     size_t table = (size_t)*count * ENTRY_BYTES;
     if (HEADER_BYTES + table > len)
-        return mxd_fail(b->err, MXD_BAD_RANGE, "%s: section table runs past the end of the file", path);
+        return mxd_refuse(b, MXD_BAD_RANGE, "section table runs past the end of the file");
     if (mxd_crc32(map + HEADER_BYTES, table) != mxd_load_u32(map + 24))
-        return mxd_fail(b->err, MXD_BAD_HEADER, "%s: section table checksum differs", path);
+        return mxd_refuse(b, MXD_BAD_HEADER, "section table checksum differs");
     return MXD_OK;
 }
 
-/* Append the section of table entry e, which must begin at *expected; move that to where the next one must begin. */
+/* Append the section of table entry e, which must begin at *expected, and set that to where the next one must. */
 static mxd_status read_section_entry(mxd_bundle *b, const uint8_t *e, uint64_t *expected) {
-    const char *path = b->model->path;
     size_t len = b->model->map_len;
     mxd_section *s = &b->sections[b->section_count];
     if (!valid_name(e, sizeof s->name, false))
-        return mxd_fail(b->err, MXD_BAD_NAME, "%s: section %u has an invalid name", path, b->section_count);
+        return mxd_refuse(b, MXD_BAD_NAME, "section %u has an invalid name", b->section_count);
     memcpy(s->name, e, sizeof s->name);
-    if (mxd_bundle_find(b, s->name))
-        return mxd_fail(b->err, MXD_BAD_NAME, "%s: section '%s' appears twice", path, s->name);
+    if (mxd_bundle_find(b, s->name)) return mxd_refuse(b, MXD_BAD_NAME, "section '%s' appears twice", s->name);
     uint64_t offset = mxd_load_u64(e + 32), size = mxd_load_u64(e + 40);
     if (offset != *expected || size == 0 || offset > len || size > len - offset)
-        return mxd_fail(b->err, MXD_BAD_RANGE, "%s: section '%s' is not where it must be", path, s->name);
+        return mxd_refuse(b, MXD_BAD_RANGE, "section '%s' is not where it must be", s->name);
     if (!mxd_all_zero(e + 52, 12))
-        return mxd_fail(b->err, MXD_BAD_HEADER, "%s: section '%s' has reserved bytes set", path, s->name);
+        return mxd_refuse(b, MXD_BAD_HEADER, "section '%s' has reserved bytes set", s->name);
     s->data = b->model->map + offset;
     s->len = (size_t)size;
     s->crc = mxd_load_u32(e + 48);
@@ -95,11 +101,11 @@ mxd_status mxd_bundle_read_sections(mxd_bundle *b) {
     if (status) return status;
     const mxd_section *last = &b->sections[count - 1];
     if (last->data + last->len != m->map + m->map_len)
-        return mxd_fail(b->err, MXD_BAD_RANGE, "%s: trailing bytes after the last section", m->path);
+        return mxd_refuse(b, MXD_BAD_RANGE, "trailing bytes after the last section");
     for (uint32_t i = 0; i < count; i++)
         if (mxd_crc32(b->sections[i].data, b->sections[i].len) != b->sections[i].crc)
-            return mxd_fail(b->err, MXD_BAD_CHECKSUM, "%s: section '%s' is damaged: copy the file again", m->path,
-                            b->sections[i].name);
+            return mxd_refuse(b, MXD_BAD_CHECKSUM, "section '%s' is damaged: copy the file again",
+                                     b->sections[i].name);
     return MXD_OK;
 }
 
@@ -111,7 +117,7 @@ const mxd_section *mxd_bundle_find(const mxd_bundle *b, const char *name) {
 
 mxd_status mxd_bundle_need(const mxd_bundle *b, const char *name, const mxd_section **out) {
     *out = mxd_bundle_find(b, name);
-    if (!*out) return mxd_fail(b->err, MXD_BAD_SECTION, "%s: section '%s' is missing", b->model->path, name);
+    if (!*out) return mxd_refuse(b, MXD_BAD_SECTION, "section '%s' is missing", name);
     return MXD_OK;
 }
 
@@ -125,10 +131,9 @@ static uint64_t tensor_bytes(uint32_t dtype, uint64_t rows, uint64_t cols) {
 }
 
 static mxd_status read_tensor_entry(mxd_bundle *b, const uint8_t *e, uint32_t index, uint32_t last_dtype) {
-    const char *path = b->model->path;
     mxd_tensor *t = &b->tensors[index];
     if (!valid_name(e, sizeof t->name, true))
-        return mxd_fail(b->err, MXD_BAD_NAME, "%s: tensor %u has an invalid name", path, index);
+        return mxd_refuse(b, MXD_BAD_NAME, "tensor %u has an invalid name", index);
     memcpy(t->name, e, sizeof t->name);
     t->dtype = mxd_load_u32(e + 80);
     t->section = mxd_load_u32(e + 84);
@@ -137,16 +142,16 @@ static mxd_status read_tensor_entry(mxd_bundle *b, const uint8_t *e, uint32_t in
     t->offset = mxd_load_u64(e + 104);
     t->len = mxd_load_u64(e + 112);
     if (t->dtype < MXD_DTYPE_F32 || t->dtype > last_dtype)
-        return mxd_fail(b->err, MXD_BAD_DTYPE, "%s: tensor '%s' has unknown dtype %u", path, t->name, t->dtype);
+        return mxd_refuse(b, MXD_BAD_DTYPE, "tensor '%s' has unknown dtype %u", t->name, t->dtype);
     if (t->section >= b->section_count)
-        return mxd_fail(b->err, MXD_BAD_TENSOR, "%s: tensor '%s' names section %u of %u", path, t->name, t->section,
-                        b->section_count);
+        return mxd_refuse(b, MXD_BAD_TENSOR, "tensor '%s' names section %u of %u", t->name, t->section,
+                                 b->section_count);
     uint64_t bytes = tensor_bytes(t->dtype, t->rows, t->cols);
     size_t room = b->sections[t->section].len;
     if (bytes == 0 || t->len != bytes || t->offset % 64 || t->offset > room || t->len > room - t->offset)
-        return mxd_fail(b->err, MXD_BAD_TENSOR, "%s: tensor '%s' does not fit its shape or section", path, t->name);
+        return mxd_refuse(b, MXD_BAD_TENSOR, "tensor '%s' does not fit its shape or section", t->name);
     if (!mxd_all_zero(e + 120, 8))
-        return mxd_fail(b->err, MXD_BAD_HEADER, "%s: tensor '%s' has reserved bytes set", path, t->name);
+        return mxd_refuse(b, MXD_BAD_HEADER, "tensor '%s' has reserved bytes set", t->name);
     return MXD_OK;
 }
 
@@ -169,8 +174,7 @@ static mxd_status check_scales(const mxd_bundle *b, const mxd_tensor *t) {
     const uint8_t *p = b->sections[t->section].data + t->offset, *end = p + t->len;
     for (; p < end; p += stride)
         if (memchr(p, 255, MXD_TILE_ROWS))
-            return mxd_fail(b->err, MXD_BAD_SCALE, "%s: tensor '%s' has an E8M0 scale of 255 (NaN)", b->model->path,
-                            t->name);
+            return mxd_refuse(b, MXD_BAD_SCALE, "tensor '%s' has an E8M0 scale of 255 (NaN)", t->name);
     return MXD_OK;
 }
 
@@ -179,7 +183,7 @@ mxd_status mxd_bundle_read_directory(mxd_bundle *b, const char *name, uint32_t l
     mxd_status status = mxd_bundle_need(b, name, &s);
     if (status) return status;
     if (s->len % TENSOR_BYTES || s->len / TENSOR_BYTES > 1u << 20)
-        return mxd_fail(b->err, MXD_BAD_TENSOR, "%s: tensor directory has %zu bytes", b->model->path, s->len);
+        return mxd_refuse(b, MXD_BAD_TENSOR, "tensor directory has %zu bytes", s->len);
     free(b->tensors);
     b->tensor_count = (uint32_t)(s->len / TENSOR_BYTES);
     b->tensors = calloc(b->tensor_count, sizeof *b->tensors);
@@ -191,14 +195,12 @@ mxd_status mxd_bundle_read_directory(mxd_bundle *b, const char *name, uint32_t l
     for (uint32_t i = 1; i < b->tensor_count; i++) {
         const mxd_tensor *last = &b->tensors[i - 1], *next = &b->tensors[i];
         if (last->section == next->section && last->offset + last->len > next->offset)
-            return mxd_fail(b->err, MXD_BAD_TENSOR, "%s: tensors '%s' and '%s' overlap", b->model->path, last->name,
-                            next->name);
+            return mxd_refuse(b, MXD_BAD_TENSOR, "tensors '%s' and '%s' overlap", last->name, next->name);
     }
     qsort(b->tensors, b->tensor_count, sizeof *b->tensors, by_section_and_name);
     for (uint32_t i = 1; i < b->tensor_count; i++)
         if (!by_section_and_name(&b->tensors[i - 1], &b->tensors[i]))
-            return mxd_fail(b->err, MXD_BAD_NAME, "%s: tensor '%s' appears twice", b->model->path,
-                            b->tensors[i].name);
+            return mxd_refuse(b, MXD_BAD_NAME, "tensor '%s' appears twice", b->tensors[i].name);
     for (uint32_t i = 0; i < b->tensor_count; i++)
         if ((status = check_scales(b, &b->tensors[i]))) return status;
     return MXD_OK;
@@ -213,15 +215,12 @@ const mxd_tensor *mxd_bundle_find_tensor(const mxd_bundle *b, const mxd_section 
 mxd_status mxd_bundle_need_tensor(const mxd_bundle *b, const mxd_section *in, const char *name, uint32_t dtype,
                                   uint32_t rows, uint32_t cols, const uint8_t **out) {
     const mxd_tensor *t = mxd_bundle_find_tensor(b, in, name);
-    if (!t)
-        return mxd_fail(b->err, MXD_BAD_TENSOR, "%s: tensor '%s' is missing from '%s'", b->model->path, name, in->name);
+    if (!t) return mxd_refuse(b, MXD_BAD_TENSOR, "tensor '%s' is missing from '%s'", name, in->name);
     if (t->dtype != dtype)
-        return mxd_fail(b->err, MXD_BAD_DTYPE, "%s: tensor '%s' has dtype %u, not %u", b->model->path, name, t->dtype,
-                        dtype);
+        return mxd_refuse(b, MXD_BAD_DTYPE, "tensor '%s' has dtype %u, not %u", name, t->dtype, dtype);
     if (t->rows != rows || t->cols != cols)
-        return mxd_fail(b->err, MXD_BAD_SHAPE, "%s: tensor '%s' is %llu x %llu, the config asks for %u x %u",
-                        b->model->path, name, (unsigned long long)t->rows, (unsigned long long)t->cols, rows, cols);
+        return mxd_refuse(b, MXD_BAD_SHAPE, "tensor '%s' is %llu x %llu, the config asks for %u x %u", name,
+                                 (unsigned long long)t->rows, (unsigned long long)t->cols, rows, cols);
     *out = in->data + t->offset;
     return MXD_OK;
 }
-

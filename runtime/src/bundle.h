@@ -38,6 +38,9 @@ typedef struct mxd_bundle {
 /* Fill b->model from its map. Errors are the verdicts of runtime/BUNDLE.md, or MXD_ERR_MEMORY. */
 mxd_status mxd_bundle_read(mxd_bundle *b);
 
+/* Fill the error: the verdict, and the path before the message. Returns the verdict. */
+mxd_status mxd_refuse(const mxd_bundle *b, mxd_status verdict, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Check header, section table and checksums, and fill b->sections. */
 mxd_status mxd_bundle_read_sections(mxd_bundle *b);
 /* Find a section by name: NULL, or MXD_BAD_SECTION if it is needed. */

@@ -8,12 +8,14 @@
 #include "bundle.h"
 #include "bytes.h"
 
+enum { MAX_GOLDEN = 64, MAX_GOLDEN_TOKENS = 4096 }; /* prompts, and tokens generated after each; tokens of a prompt */
+
 static mxd_status read_config(mxd_bundle *b) {
     const mxd_section *s;
     mxd_status status = mxd_bundle_need(b, "target.config", &s);
     if (status) return status;
     mxd_config *c = &b->model->config;
-    if (s->len != 64) return mxd_fail(b->err, MXD_BAD_CONFIG, "%s: config has %zu bytes", b->model->path, s->len);
+    if (s->len != 64) return mxd_refuse(b, MXD_BAD_CONFIG, "config has %zu bytes", s->len);
     uint32_t *fields[8] = {&c->hidden,   &c->layers, &c->heads, &c->kv_heads,
                            &c->head_dim, &c->ffn,    &c->vocab, &c->max_positions};
     for (int i = 0; i < 8; i++) *fields[i] = mxd_load_u32(s->data + 4 * i);
@@ -24,7 +26,7 @@ static mxd_status read_config(mxd_bundle *b) {
     for (int i = 0; i < 8; i++) ok = ok && *fields[i] >= 1 && *fields[i] <= limits[i];
     ok = ok && c->hidden % 32 == 0 && c->ffn % 32 == 0 && c->head_dim % 2 == 0 && c->heads % c->kv_heads == 0 &&
          c->heads * c->head_dim % 32 == 0;
-    if (!ok) return mxd_fail(b->err, MXD_BAD_CONFIG, "%s: impossible dimensions in target.config", b->model->path);
+    if (!ok) return mxd_refuse(b, MXD_BAD_CONFIG, "impossible dimensions in target.config");
     return MXD_OK;
 }
 
@@ -94,7 +96,7 @@ static mxd_status read_tensors(mxd_bundle *b) {
 
     m->embedding = (mxd_matrix){.rows = c->vocab, .cols = c->hidden};
     status = mxd_bundle_need_tensor(b, shared, "model.embed_tokens.weight", MXD_DTYPE_MXINT8T, c->vocab, c->hidden,
-                         &m->embedding.base);
+                                    &m->embedding.base);
     if (status) return status;
     m->head = m->embedding;
     if (mxd_bundle_find_tensor(b, shared, "lm_head.weight")) { /* not tied to the embedding */
@@ -114,27 +116,27 @@ static mxd_status read_tensors(mxd_bundle *b) {
 static mxd_status read_golden(mxd_bundle *b, const mxd_section *s) {
     const mxd_config *c = &b->model->config;
     mxd_golden *g = &b->model->golden;
-    if (s->len < 72) return mxd_fail(b->err, MXD_BAD_GOLDEN, "%s: golden section too short", b->model->path);
+    if (s->len < 72) return mxd_refuse(b, MXD_BAD_GOLDEN, "golden section too short");
     g->prompts = mxd_load_u32(s->data);
     g->greedy = mxd_load_u32(s->data + 4);
     g->digest[0] = s->data + 8;
     g->digest[1] = s->data + 40;
-    g->entries = s->data + 72;
-    if (g->prompts < 1 || g->prompts > 64 || g->greedy < 1 || g->greedy > 64)
-        return mxd_fail(b->err, MXD_BAD_GOLDEN, "%s: golden section has impossible counts", b->model->path);
+    g->entries = (const uint32_t *)(const void *)(s->data + 72); /* sections are aligned */
+    if (g->prompts < 1 || g->prompts > MAX_GOLDEN || g->greedy < 1 || g->greedy > MAX_GOLDEN)
+        return mxd_refuse(b, MXD_BAD_GOLDEN, "golden section has impossible counts");
     size_t at = 72;
     for (uint32_t p = 0; p < g->prompts; p++) {
-        if (s->len - at < 4) return mxd_fail(b->err, MXD_BAD_GOLDEN, "%s: golden prompts cut short", b->model->path);
+        if (s->len - at < 4) return mxd_refuse(b, MXD_BAD_GOLDEN, "golden prompts cut short");
         uint32_t count = mxd_load_u32(s->data + at);
         at += 4;
-        if (count < 1 || count > MXD_MAX_GOLDEN_TOKENS || count + g->greedy > c->max_positions || (s->len - at) / 4 < count)
-            return mxd_fail(b->err, MXD_BAD_GOLDEN, "%s: golden prompt %u has an impossible length", b->model->path, p);
+        if (count < 1 || count > MAX_GOLDEN_TOKENS || count + g->greedy > c->max_positions ||
+            (s->len - at) / 4 < count)
+            return mxd_refuse(b, MXD_BAD_GOLDEN, "golden prompt %u has an impossible length", p);
         for (uint32_t i = 0; i < count; i++, at += 4)
             if (mxd_load_u32(s->data + at) >= c->vocab)
-                return mxd_fail(b->err, MXD_BAD_GOLDEN, "%s: golden prompt %u has an id outside the vocabulary",
-                                b->model->path, p);
+                return mxd_refuse(b, MXD_BAD_GOLDEN, "golden prompt %u has an id outside the vocabulary", p);
     }
-    if (at != s->len) return mxd_fail(b->err, MXD_BAD_GOLDEN, "%s: trailing bytes after the golden prompts", b->model->path);
+    if (at != s->len) return mxd_refuse(b, MXD_BAD_GOLDEN, "trailing bytes after the golden prompts");
     b->model->has_golden = 1;
     return MXD_OK;
 }
@@ -152,21 +154,19 @@ static bool read_calibration(const uint8_t *p, uint32_t used, float *out) {
 static mxd_status read_draft_config(const mxd_bundle *b, const mxd_section *s) {
     const mxd_config *c = &b->model->config;
     mxd_draft_model *d = &b->model->drafter;
-    const char *path = b->model->path;
-    if (s->len != 160) return mxd_fail(b->err, MXD_BAD_DRAFT, "%s: draft.config has %zu bytes", path, s->len);
+    if (s->len != 160) return mxd_refuse(b, MXD_BAD_DRAFT, "draft.config has %zu bytes", s->len);
     if (mxd_load_u32(s->data) != 1)
-        return mxd_fail(b->err, MXD_BAD_DRAFT, "%s: drafter architecture %u, this runtime knows 1", path,
-                        mxd_load_u32(s->data));
+        return mxd_refuse(b, MXD_BAD_DRAFT, "drafter architecture %u, this runtime knows 1",
+                                 mxd_load_u32(s->data));
     const uint32_t dimensions[6] = {c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab};
     static const char *const target[3] = {"target.shared", "target.base", "tokenizer"};
     bool same = true, belongs = true;
     for (int i = 0; i < 6; i++) same = same && mxd_load_u32(s->data + 4 + 4 * i) == dimensions[i];
-    if (!same)
-        return mxd_fail(b->err, MXD_BAD_DRAFT, "%s: the drafter has other dimensions than the target", path);
+    if (!same) return mxd_refuse(b, MXD_BAD_DRAFT, "the drafter has other dimensions than the target");
     for (int i = 0; i < 3; i++)
         belongs = belongs && mxd_load_u32(s->data + 56 + 4 * i) == mxd_bundle_find(b, target[i])->crc;
     if (!belongs)
-        return mxd_fail(b->err, MXD_BAD_DRAFT, "%s: the drafter belongs to another target: pack both together", path);
+        return mxd_refuse(b, MXD_BAD_DRAFT, "the drafter belongs to another target: pack both together");
 
     d->features = mxd_load_u32(s->data + 28);
     d->vocab = mxd_load_u32(s->data + 48);
@@ -179,10 +179,9 @@ static mxd_status read_draft_config(const mxd_bundle *b, const mxd_section *s) {
                              : layer == 0;
     }
     ok = ok && d->vocab % MXD_TILE_ROWS == 0 && d->vocab >= MXD_TILE_ROWS && d->vocab <= 65536 &&
-         d->vocab <= c->vocab &&
-         read_calibration(s->data + 68, d->depths, d->inverse_temperature) &&
+         d->vocab <= c->vocab && read_calibration(s->data + 68, d->depths, d->inverse_temperature) &&
          read_calibration(s->data + 100, d->depths, d->odds);
-    if (!ok) return mxd_fail(b->err, MXD_BAD_DRAFT, "%s: impossible numbers in draft.config", path);
+    if (!ok) return mxd_refuse(b, MXD_BAD_DRAFT, "impossible numbers in draft.config");
     return MXD_OK;
 }
 
@@ -194,8 +193,8 @@ static mxd_status read_draft_tensors(const mxd_bundle *b, const mxd_section *in)
     char name[MXD_TENSOR_NAME];
     for (uint32_t i = 0; i < b->tensor_count; i++)
         if (&b->sections[b->tensors[i].section] != in)
-            return mxd_fail(b->err, MXD_BAD_TENSOR, "%s: tensor '%s' of the drafter is not in draft.weights",
-                            b->model->path, b->tensors[i].name);
+            return mxd_refuse(b, MXD_BAD_TENSOR, "tensor '%s' of the drafter is not in draft.weights",
+                                     b->tensors[i].name);
     for (uint32_t i = 0; i < d->features; i++) {
         snprintf(name, sizeof name, "feature_norm.%u.weight", i);
         if ((status = need_f32(b, in, name, 1, hidden, &d->feature_norm[i]))) return status;
@@ -209,17 +208,16 @@ static mxd_status read_draft_tensors(const mxd_bundle *b, const mxd_section *in)
     if (!status) status = mxd_bundle_need_tensor(b, in, "draft_ids", MXD_DTYPE_U32, 1, d->vocab, &ids);
     if (status) return status;
     d->ids = (const uint32_t *)(const void *)ids; /* 64-byte aligned by the format */
-    for (uint32_t i = 0; i < d->vocab; i++)
-        if (d->ids[i] >= vocab || (i > 0 && d->ids[i] <= d->ids[i - 1]))
-            return mxd_fail(b->err, MXD_BAD_DRAFT, "%s: draft_ids do not ascend below the vocabulary of %u",
-                            b->model->path, vocab);
+    if (!mxd_ids_ascend(d->ids, d->vocab, vocab))
+        return mxd_refuse(b, MXD_BAD_DRAFT, "draft_ids do not ascend below the vocabulary of %u", vocab);
     d->bytes = in->len;
     return MXD_OK;
 }
 
 static mxd_status read_drafter(mxd_bundle *b) {
     const mxd_section *config, *tensors, *weights;
-    if (!mxd_bundle_find(b, "draft.config") && !mxd_bundle_find(b, "draft.tensors") && !mxd_bundle_find(b, "draft.weights"))
+    if (!mxd_bundle_find(b, "draft.config") && !mxd_bundle_find(b, "draft.tensors") &&
+        !mxd_bundle_find(b, "draft.weights"))
         return MXD_OK;
     mxd_status status = mxd_bundle_need(b, "draft.config", &config);
     if (!status) status = mxd_bundle_need(b, "draft.tensors", &tensors);
@@ -236,8 +234,7 @@ static mxd_status read_other_sections(mxd_bundle *b) {
     const mxd_section *s;
     mxd_status status;
     if ((status = mxd_bundle_need(b, "provenance", &s))) return status;
-    if (memchr(s->data, 0, s->len))
-        return mxd_fail(b->err, MXD_BAD_SECTION, "%s: provenance holds a NUL byte", m->path);
+    if (memchr(s->data, 0, s->len)) return mxd_refuse(b, MXD_BAD_SECTION, "provenance holds a NUL byte");
     m->provenance = malloc(s->len + 1);
     if (!m->provenance) return mxd_fail(b->err, MXD_ERR_MEMORY, "out of memory reading provenance");
     memcpy(m->provenance, s->data, s->len);

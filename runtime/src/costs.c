@@ -115,12 +115,6 @@ static void fill_in(const mxd_engine *g, mxd_costs *c) {
     for (uint32_t r = last + 1; r <= 16; r++) c->step[r] = c->step[last] * r / last;
 }
 
-static mxd_status measure(mxd_engine *g, mxd_costs *out, mxd_error *err) {
-    mxd_status status = time_steps(g, out, err);
-    if (!status) fill_in(g, out);
-    return status;
-}
-
 /* ---- the file ---- */
 
 void mxd_costs_describe(const mxd_engine *g, char *out, size_t cap) {
@@ -220,8 +214,9 @@ mxd_status mxd_engine_measure_costs(mxd_engine *g, const char *directory, mxd_er
     for (uint32_t i = 0; i < g->max_seqs; i++)
         if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "costs are measured before a sequence opens");
     mxd_costs costs = {0};
-    mxd_status status = measure(g, &costs, err);
+    mxd_status status = time_steps(g, &costs, err);
     if (status) return status;
+    fill_in(g, &costs);
     mxd_engine_set_costs(g, &costs);
     if (directory) {
         char path[PATH_BYTES];

@@ -55,23 +55,14 @@ void mxd_draft_model_init(mxd_engine *g) {
     for (uint32_t i = 0; i < g->max_seqs; i++) memcpy(g->seqs[i].drafter.ids, d->ids, d->vocab * sizeof *d->ids);
 }
 
-static bool is_static(const mxd_draft_model *d, uint32_t token) {
-    uint32_t low = 0, high = d->vocab;
-    while (low < high) {
-        uint32_t middle = (low + high) / 2;
-        if (d->ids[middle] < token) low = middle + 1;
-        else high = middle;
-    }
-    return low < d->vocab && d->ids[low] == token;
-}
-
 /* Let the drafter choose the tokens of the context too. When all rows are taken, the newest token replaces the oldest. */
 static void learn_context(const mxd_engine *g, mxd_seq *s) {
     mxd_drafter_state *d = &s->drafter;
+    uint32_t vocab = g->model->drafter.vocab;
     if (d->context_read > s->token_count) d->context_read = d->context_rows = d->context_next = 0; /* truncated */
     for (; d->context_read < s->token_count; d->context_read++) {
-        uint32_t token = s->tokens[d->context_read], *ids = d->ids + g->model->drafter.vocab, i = 0;
-        if (is_static(&g->model->drafter, token)) continue;
+        uint32_t token = s->tokens[d->context_read], *ids = d->ids + vocab, i = 0;
+        if (mxd_ids_contain(g->model->drafter.ids, vocab, token)) continue;
         while (i < d->context_rows && ids[i] != token) i++;
         if (i < d->context_rows) continue;
         uint32_t at = d->context_next++ % MXD_CONTEXT_ROWS;
@@ -169,30 +160,26 @@ static void draft_head(const mxd_worker *w) {
     }
 }
 
-static void run_drafter(const mxd_worker *w) {
-    enter_layer(w);
-    mxd_run_layer(w, &w->g->model->drafter.layer, w->g->model->config.layers);
-    if (w->g->outcome_count) draft_head(w);
-}
+typedef struct job {
+    mxd_engine *g;
+    bool fuses; /* states come from the target's features; else they are there */
+} job;
 
-static void features_job(void *arg, uint32_t thread) {
-    mxd_engine *g = arg;
+static void run_drafter(void *arg, uint32_t thread) {
+    const job *j = arg;
+    mxd_engine *g = j->g;
     const mxd_worker w = {g, thread, mxd_pool_size(g->pool)};
-    fuse_features(&w);
-    run_drafter(&w);
+    if (j->fuses) fuse_features(&w);
+    enter_layer(&w);
+    mxd_run_layer(&w, &g->model->drafter.layer, g->model->config.layers);
+    if (g->outcome_count) draft_head(&w);
 }
 
-static void states_job(void *arg, uint32_t thread) {
-    mxd_engine *g = arg;
-    const mxd_worker w = {g, thread, mxd_pool_size(g->pool)};
-    run_drafter(&w);
-}
-
-static void run_pass(mxd_engine *g, void (*job)(void *, uint32_t), mxd_draft_use *use) {
+static void run_pass(mxd_engine *g, bool fuses, mxd_draft_use *use) {
     const mxd_draft_model *d = &g->model->drafter;
     double start = mxd_now();
     g->pass_precision = 0;
-    mxd_pool_run(g->pool, job, g);
+    mxd_pool_run(g->pool, run_drafter, &(job){g, fuses});
     use->drafter_s += mxd_now() - start;
     use->bytes += d->bytes + (g->outcome_count ? d->vocab / MXD_TILE_ROWS * tile_bytes(g) : 0);
 }
@@ -276,7 +263,7 @@ void mxd_draft_model_follow(mxd_pass *pass) {
         if (!pauses) add_unread(g, &pass->parts[i]); /* if it pauses, it leaves these sequences for good */
     }
     if (g->row_count == 0) return;
-    run_pass(g, features_job, &pass->use);
+    run_pass(g, true, &pass->use);
     take_guesses(g, 0);
 }
 
@@ -329,7 +316,7 @@ void mxd_draft_model_propose(mxd_engine *g, mxd_seq *const *seqs, const size_t *
             memcpy(g->drafter.states + g->row_count * hidden, s->drafter.state, hidden * sizeof(float));
             add_row(g, s, s->token_count - 2 + depth, s->drafts.proposal.token[newest[i]], true);
         }
-        run_pass(g, states_job, use);
+        run_pass(g, false, use);
         take_guesses(g, depth);
         for (size_t i = 0; i < n; i++)
             if (newest[i] >= 0) newest[i] = propose_guesses(g->policy, seqs[i], newest[i]);
@@ -341,7 +328,7 @@ double mxd_draft_model_time(mxd_engine *g, uint32_t rows) {
     mxd_clear_rows(g);
     for (uint32_t i = 0; i < rows; i++) add_row(g, &g->seqs[i], 0, 0, true);
     double start = mxd_now();
-    run_pass(g, states_job, &use);
+    run_pass(g, false, &use);
     take_guesses(g, 0);
     return mxd_now() - start;
 }

@@ -101,7 +101,7 @@ void mxd_ngram_propose(const mxd_ngram_table *table, const mxd_policy *p, const 
             int64_t entry = find(table, order, &t);
             if (entry < 0) continue;
             uint8_t other = (uint8_t)(MXD_KIND_TABLE + 8 * (order - 1) + table->chance[order - 1][entry] / 32);
-            if (kind == MXD_KINDS || mxd_policy_chance(p, other) > mxd_policy_chance(p, kind)) {
+            if (kind == MXD_KINDS || p->chance[other] > p->chance[kind]) {
                 if (length > 0 && token != table->next[order - 1][entry]) length = 0; /* the copy ends here */
                 token = table->next[order - 1][entry];
                 kind = other;

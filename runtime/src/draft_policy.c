@@ -1,6 +1,5 @@
 /* How many drafted tokens a step verifies: as many as make the most of its time, by estimates of both. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "draft_policy.h"
@@ -43,10 +42,6 @@ static float log_odds(float probability) {
 static float chance_of(const mxd_policy *p, uint8_t kind, float confidence) {
     mxd_signals signals = {.confidence = log_odds(confidence), .history = log_odds(mxd_policy_history(p, kind))};
     return 1 / (1 + expf(-mxd_score(&p->weights, signals)));
-}
-
-float mxd_policy_chance(const mxd_policy *p, uint8_t kind) {
-    return p->chance[kind];
 }
 
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind,
@@ -176,25 +171,44 @@ int mxd_policy_asks_model(const mxd_policy *p, size_t n) {
 typedef struct candidate {
     float path;
     uint16_t sequence;
-    uint8_t node, of_model;
+    uint8_t node;
+    bool of_model;
 } candidate;
 
-/* Likeliest first. A parent is never less likely than its child, and has the lower index among equals. */
-static int by_path(const void *a, const void *b) {
-    const candidate *x = a, *y = b;
-    if (x->path != y->path) return x->path > y->path ? -1 : 1;
-    return x->sequence != y->sequence ? x->sequence - y->sequence : x->node - y->node;
+/* Whether a ranks before b: likeliest first. A parent is never less likely than its child, and has the lower index among
+ * equals. */
+static bool ranks_before(candidate a, candidate b) {
+    if (a.path != b.path) return a.path > b.path;
+    return a.sequence != b.sequence ? a.sequence < b.sequence : a.node < b.node;
 }
 
+/* Let heap[i] sink to its place in a heap of n whose first is the last in rank. */
+static void sink(candidate *heap, size_t n, size_t i) {
+    candidate sinking = heap[i];
+    for (size_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && ranks_before(heap[child], heap[child + 1])) child++;
+        if (!ranks_before(sinking, heap[child])) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = sinking;
+}
+
+/* List the nodes of n proposals by rank; returns their number. Sorts in place, as qsort() may not: glibc's allocates. */
 static size_t rank(mxd_proposal *const *proposals, size_t n, candidate *out) {
     size_t count = 0;
     for (size_t s = 0; s < n; s++)
         for (uint32_t i = 0; i < proposals[s]->count; i++) {
             uint8_t kind = proposals[s]->kind[i];
-            int of_model = kind >= MXD_KIND_MODEL && kind < MXD_KIND_BASE;
-            out[count++] = (candidate){proposals[s]->path[i], (uint16_t)s, (uint8_t)i, (uint8_t)of_model};
+            bool of_model = kind >= MXD_KIND_MODEL && kind < MXD_KIND_BASE;
+            out[count++] = (candidate){proposals[s]->path[i], (uint16_t)s, (uint8_t)i, of_model};
         }
-    qsort(out, count, sizeof *out, by_path);
+    for (size_t i = count / 2; i-- > 0;) sink(out, count, i);
+    for (size_t last = count; last-- > 1;) {
+        candidate first = out[0];
+        out[0] = out[last];
+        out[last] = first;
+        sink(out, last, 0);
+    }
     return count;
 }
 
@@ -221,7 +235,7 @@ uint32_t mxd_policy_base_length(const mxd_policy *p, mxd_proposal *d, size_t mos
     best_prefix(p, ranked, rank(&d, 1, ranked), 1, 0, &best_rate);
     uint32_t best = 0;
     for (uint32_t k = 1; k <= most; k++) {
-        path *= (double)mxd_policy_chance(p, (uint8_t)(MXD_KIND_BASE + (k <= 7 ? k - 1 : 7)));
+        path *= (double)p->chance[MXD_KIND_BASE + (k <= 7 ? k - 1 : 7)];
         tokens += path;
         double rate = tokens / (k * p->costs.base + mxd_policy_step_cost(p, 1 + k));
         if (rate > best_rate) best_rate = rate, best = k;

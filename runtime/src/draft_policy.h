@@ -3,6 +3,8 @@
 #ifndef MXD_DRAFT_POLICY_H
 #define MXD_DRAFT_POLICY_H
 
+#include <stdbool.h>
+
 #include "draft.h"
 #include "identify.h"
 #include "status.h"
@@ -57,8 +59,6 @@ double mxd_policy_step_cost(const mxd_policy *p, size_t rows);
 /* First guess of how often a kind is accepted, and the share that was, lately. */
 float mxd_policy_prior(uint8_t kind);
 float mxd_policy_history(const mxd_policy *p, uint8_t kind);
-/* Estimated probability that a token of this kind is right if its parent is. */
-float mxd_policy_chance(const mxd_policy *p, uint8_t kind);
 /* Seconds that a draft step behind a node of this path may save in a step of so many rows that make a token each, before
  * the time of the draft step that all share, mxd_policy_draft_cost(). */
 double mxd_policy_deeper_gain(const mxd_policy *p, float path, size_t rows);

@@ -181,7 +181,6 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     g->logit_rows = most_rows < g->max_rows ? most_rows : g->max_rows;
     g->draft = (mxd_draft)o->draft;
     g->drafter.in_use = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
-    g->side_rows = g->draft == MXD_DRAFT_OFF ? 0 : g->logit_rows;
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
     g->draft_min = o->draft_min;
     uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;

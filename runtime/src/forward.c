@@ -138,10 +138,6 @@ mxd_row *mxd_add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t 
     return row;
 }
 
-size_t mxd_logit_chunk(const mxd_engine *g) {
-    return g->max_rows < g->logit_rows ? g->max_rows : g->logit_rows;
-}
-
 mxd_status mxd_forward(mxd_engine *g, int precision, mxd_error *err) {
     const mxd_config *c = &g->model->config;
     float *logits = g->logits;

@@ -33,8 +33,6 @@ typedef struct mxd_outcome {
 void mxd_clear_rows(mxd_engine *g);
 /* Append a row in the cache. */
 mxd_row *mxd_add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t token, mxd_output output);
-/* Return how many rows of a pass can have logits for output. */
-size_t mxd_logit_chunk(const mxd_engine *g);
 /* Run the rows through the model at a precision (0 base, 1 full; at most the engine's) and fill g->outcomes.
  * MXD_ERR_NUMERIC names layer and position of the first value that is not finite. */
 mxd_status mxd_forward(mxd_engine *g, int precision, mxd_error *err);

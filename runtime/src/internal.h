@@ -101,7 +101,7 @@ struct mxd_engine {
     bool mixes;          /* rows run at base precision, core rows also at full (precision.h) */
     float core_fraction; /* of rows, as asked for */
     uint32_t catch_up;   /* most rows from one pass at full precision to the next */
-    uint32_t max_seqs, max_rows, logit_rows, side_rows; /* most in one pass; rows with logits, side rows among them */
+    uint32_t max_seqs, max_rows, logit_rows; /* the latter: of max_rows, the most that can have logits for output */
     mxd_draft draft;
     uint32_t draft_max, draft_min;
 

@@ -78,7 +78,7 @@ void mxd_kv_take(mxd_engine *g, mxd_arena *a) {
     if (g->drafter.in_use)
         g->kv.drafter_rows = mxd_take(a, (size_t)g->max_seqs * 2 * c->kv_heads * g->plan.ctx * c->head_dim,
                                       sizeof *g->kv.drafter_rows);
-    g->kv.side = mxd_take(a, g->side_rows * heads, g->kv.row_bytes);
+    g->kv.side = mxd_take(a, g->draft == MXD_DRAFT_OFF ? 0 : g->logit_rows * heads, g->kv.row_bytes);
 }
 
 mxd_kv_state mxd_kv_take_seq(const mxd_engine *g, mxd_arena *a) {

@@ -76,7 +76,7 @@ void mxd_model_get_info(const mxd_model *m, mxd_model_info *out) {
                             .head_dim = c->head_dim, .ffn = c->ffn, .vocab = c->vocab,
                             .max_positions = c->max_positions, .has_residual = m->has_residual,
                             .has_drafter = m->drafter.features > 0, .has_ngrams = m->has_ngrams,
-                            .bos = mxd_tokenizer_bos(&m->tokenizer), .file_bytes = m->map_len,
+                            .bos = m->tokenizer.bos, .file_bytes = m->map_len,
                             .provenance = m->provenance, .path = m->path};
 }
 

@@ -30,7 +30,7 @@ typedef struct mxd_config {
     float rms_eps;
 } mxd_config;
 
-enum { MXD_MAX_FEATURES = 4, MXD_MAX_DEPTHS = 8, MXD_MAX_GOLDEN_TOKENS = 4096 };
+enum { MXD_MAX_FEATURES = 4, MXD_MAX_DEPTHS = 8 };
 
 /* A trained drafter (docs/arithmetic.md, "Drafter"): one layer that reads residual streams of the target. */
 typedef struct mxd_draft_model {
@@ -49,7 +49,7 @@ typedef struct mxd_draft_model {
 typedef struct mxd_golden {
     uint32_t prompts, greedy;
     const uint8_t *digest[2]; /* SHA-256 by precision: base, full */
-    const uint8_t *entries;   /* per prompt: u32 count, u32 ids[count] */
+    const uint32_t *entries;  /* per prompt: count, ids[count] */
 } mxd_golden;
 
 struct mxd_model {

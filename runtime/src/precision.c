@@ -54,6 +54,7 @@ size_t mxd_base_room(const mxd_seq *s) {
 }
 
 bool mxd_catches_up(mxd_seq *const *seqs, size_t n) {
+    enum { BATCH = 8, PATIENCE = 4 }; /* sequences that share a pass; steps that one waits for others */
     size_t waiting = 0, others = 0;
     uint32_t longest = 0;
     for (size_t i = 0; i < n; i++) {
@@ -67,7 +68,7 @@ bool mxd_catches_up(mxd_seq *const *seqs, size_t n) {
         waiting++;
         if (++s->precision.waited > longest) longest = s->precision.waited;
     }
-    return mxd_schedule_catches_up(waiting, others, longest);
+    return waiting > 0 && (others == 0 || waiting >= BATCH || longest >= PATIENCE);
 }
 
 void mxd_precision_processed(mxd_seq *s, size_t n) {

@@ -38,7 +38,9 @@ int mxd_first_pass(const mxd_engine *g);
 bool mxd_runs_full(const mxd_seq *s);
 /* Return how many rows may still run at base precision before catch-up is due. */
 size_t mxd_base_room(const mxd_seq *s);
-/* Whether the sequences that wait for full precision get it in this step, whose pass at base precision is done. */
+/* Whether the sequences that wait for full precision get it in this step, whose pass at base precision is done: in small
+ * batches, but at once if nobody else runs, and never later than some steps. When they get it changes nothing of what
+ * they generate. */
 bool mxd_catches_up(mxd_seq *const *seqs, size_t n);
 /* Note that the pass has processed all rows below position n. */
 void mxd_precision_processed(mxd_seq *s, size_t n);

@@ -26,13 +26,6 @@ extern const float MXD_FRACTION[MXD_THRESHOLDS];
 void mxd_schedule_default(mxd_schedule *out, uint32_t layers);
 /* Read section[len] of a model with so many layers: MXD_BAD_SCHEDULE. */
 mxd_status mxd_schedule_init(mxd_schedule *out, const uint8_t *section, size_t len, uint32_t layers, mxd_error *err);
-/* Whether sequences that wait for a pass at full precision get it now: in small batches, but at once if nobody else runs,
- * and never later than some steps. When they get it changes nothing of what they generate. */
-static inline int mxd_schedule_catches_up(size_t waiting, size_t others, uint32_t steps) {
-    enum { BATCH = 8, PATIENCE = 4 };
-    return waiting > 0 && (others == 0 || waiting >= BATCH || steps >= PATIENCE);
-}
-
 /* Score above which a row is core, so that about this fraction is: interpolated between thresholds. */
 float mxd_schedule_threshold(const mxd_schedule *s, float core_fraction);
 

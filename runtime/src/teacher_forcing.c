@@ -26,7 +26,7 @@ static mxd_status force(mxd_seq *s, size_t end, float *logits, mxd_error *err) {
     size_t vocab = g->model->config.vocab, from;
     bool full = mxd_runs_full(s);
     if (s->precision.mixes && full) end = s->n_past + 1; /* catch-up reaches one new row */
-    size_t rows = mxd_seq_rows_to_run(s, full, end, mxd_logit_chunk(g), &from);
+    size_t rows = mxd_seq_rows_to_run(s, full, end, g->logit_rows, &from);
     mxd_clear_rows(g);
     for (size_t i = from; i < from + rows; i++)
         mxd_add_row(g, s, i, s->tokens[i], i < s->n_past ? MXD_OUTPUT_NONE : MXD_OUTPUT_LOGITS);

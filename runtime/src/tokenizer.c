@@ -17,20 +17,20 @@ static mxd_status refuse(mxd_error *err, const char *what) {
     return mxd_fail(err, MXD_BAD_TOKENIZER, "tokenizer: %s: pack the bundle again", what);
 }
 
-static int contains(const uint32_t *sorted, uint32_t count, uint32_t value) {
+bool mxd_ids_contain(const uint32_t *ids, uint32_t count, uint32_t id) {
     uint32_t low = 0, high = count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (sorted[middle] < value) low = middle + 1;
+        if (ids[middle] < id) low = middle + 1;
         else high = middle;
     }
-    return low < count && sorted[low] == value;
+    return low < count && ids[low] == id;
 }
 
-static int ascending_ids(const uint32_t *ids, uint32_t count, uint32_t vocab) {
+bool mxd_ids_ascend(const uint32_t *ids, uint32_t count, uint32_t vocab) {
     for (uint32_t i = 0; i < count; i++)
-        if (ids[i] >= vocab || (i > 0 && ids[i] <= ids[i - 1])) return 0;
-    return 1;
+        if (ids[i] >= vocab || (i > 0 && ids[i] <= ids[i - 1])) return false;
+    return true;
 }
 
 static uint32_t token_length(const mxd_tokenizer *t, uint32_t id) {
@@ -41,7 +41,7 @@ static uint64_t pair_key(uint32_t left, uint32_t right) {
     return (uint64_t)left << 32 | right;
 }
 
-static int merge_spells_result(const mxd_tokenizer *t, const uint32_t *merge) {
+static bool merge_spells_result(const mxd_tokenizer *t, const uint32_t *merge) {
     uint32_t left = token_length(t, merge[0]), right = token_length(t, merge[1]);
     const uint8_t *result = t->text + t->text_start[merge[2]];
     return token_length(t, merge[2]) == left + right && !memcmp(result, t->text + t->text_start[merge[0]], left) &&
@@ -77,8 +77,8 @@ static mxd_status lay_out(mxd_tokenizer *t, const uint8_t *section, size_t len, 
 }
 
 static mxd_status check_tokens(const mxd_tokenizer *t, mxd_error *err) {
-    if (!ascending_ids(t->special, t->special_count, t->vocab)) return refuse(err, "bad list of control tokens");
-    if (!ascending_ids(t->eos, t->eos_count, t->vocab)) return refuse(err, "bad list of end tokens");
+    if (!mxd_ids_ascend(t->special, t->special_count, t->vocab)) return refuse(err, "bad list of control tokens");
+    if (!mxd_ids_ascend(t->eos, t->eos_count, t->vocab)) return refuse(err, "bad list of end tokens");
     for (uint32_t i = 0; i < t->eos_count; i++)
         if (!mxd_tokenizer_is_special(t, t->eos[i])) return refuse(err, "an end token is no control token");
     if (t->bos != MXD_NO_TOKEN && t->bos >= t->vocab) return refuse(err, "bos is outside the vocabulary");
@@ -136,16 +136,12 @@ const char *mxd_tokenizer_bytes(const mxd_tokenizer *t, uint32_t id, size_t *len
     return (const char *)t->text + t->text_start[id];
 }
 
-int mxd_tokenizer_is_special(const mxd_tokenizer *t, uint32_t id) {
-    return contains(t->special, t->special_count, id);
+bool mxd_tokenizer_is_special(const mxd_tokenizer *t, uint32_t id) {
+    return mxd_ids_contain(t->special, t->special_count, id);
 }
 
-int mxd_tokenizer_is_eos(const mxd_tokenizer *t, uint32_t id) {
-    return contains(t->eos, t->eos_count, id);
-}
-
-uint32_t mxd_tokenizer_bos(const mxd_tokenizer *t) {
-    return t->bos;
+bool mxd_tokenizer_is_eos(const mxd_tokenizer *t, uint32_t id) {
+    return mxd_ids_contain(t->eos, t->eos_count, id);
 }
 
 /* ---- pre-tokens ---- */
@@ -250,7 +246,7 @@ static uint32_t winner_at(const word *w, uint32_t node) {
 
 static void replay(word *w, uint32_t node) {
     uint32_t a = winner_at(w, 2 * node), b = winner_at(w, 2 * node + 1);
-    int a_wins = w->rank[a] < w->rank[b] || (w->rank[a] == w->rank[b] && a < b);
+    bool a_wins = w->rank[a] < w->rank[b] || (w->rank[a] == w->rank[b] && a < b);
     w->winner[node] = a_wins ? a : b;
 }
 

@@ -3,6 +3,8 @@
 #ifndef MXD_TOKENIZER_H
 #define MXD_TOKENIZER_H
 
+#include <stdbool.h>
+
 #include "status.h"
 
 #define MXD_NO_TOKEN UINT32_MAX
@@ -12,7 +14,7 @@
 typedef struct mxd_tokenizer {
     uint32_t vocab, merge_count, special_count, eos_count, text_bytes;
     uint32_t bos;               /* MXD_NO_TOKEN: none */
-    int splits_digits;          /* every numeric character is a pre-token of its own */
+    bool splits_digits;         /* every numeric character is a pre-token of its own */
     const uint32_t *byte_token; /* (256) id of the token that is this byte, or MXD_NO_TOKEN */
     const uint32_t *eos;        /* (eos_count) ascending */
     const uint32_t *special;    /* (special_count) ascending */
@@ -46,9 +48,11 @@ mxd_status mxd_id_buffer_finish(const mxd_id_buffer *out, size_t *n, mxd_error *
 
 /* mxd_token_bytes() of the public header; at most MXD_MAX_TOKEN_BYTES. */
 const char *mxd_tokenizer_bytes(const mxd_tokenizer *t, uint32_t id, size_t *len);
-int mxd_tokenizer_is_special(const mxd_tokenizer *t, uint32_t id);
-int mxd_tokenizer_is_eos(const mxd_tokenizer *t, uint32_t id);
-/* MXD_NO_TOKEN: none. */
-uint32_t mxd_tokenizer_bos(const mxd_tokenizer *t);
+bool mxd_tokenizer_is_special(const mxd_tokenizer *t, uint32_t id);
+bool mxd_tokenizer_is_eos(const mxd_tokenizer *t, uint32_t id);
+
+/* Whether ids[count] ascend and are below `vocab`; whether ascending ids contain one. */
+bool mxd_ids_ascend(const uint32_t *ids, uint32_t count, uint32_t vocab);
+bool mxd_ids_contain(const uint32_t *ids, uint32_t count, uint32_t id);
 
 #endif
