@@ -214,7 +214,10 @@ mxd_status mxd_engine_measure_costs(mxd_engine *g, const char *directory, mxd_er
     for (uint32_t i = 0; i < g->max_seqs; i++)
         if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "costs are measured before a sequence opens");
     mxd_costs costs = {0};
-    mxd_status status = time_steps(g, &costs, err);
+    mxd_status status = mxd_engine_enter(g, err);
+    if (status) return status;
+    status = time_steps(g, &costs, err);
+    mxd_engine_leave(g);
     if (status) return status;
     fill_in(g, &costs);
     mxd_engine_set_costs(g, &costs);

@@ -12,6 +12,10 @@
 
 enum { MXD_MAX_DRAFT = 15, MXD_DEFAULT_DRAFT = 8, MXD_MAX_SEQS = 64 };
 
+/* Most tokens that a step can commit for a sequence: a first pass accepts all drafted ones and adds one of its own, and
+ * under mixed precision a second pass, which verifies no drafts, adds another. */
+enum { MXD_MAX_STEP_TOKENS = MXD_MAX_DRAFT + 2 };
+
 /* Kinds of drafted tokens whose share of accepted ones is estimated together. */
 enum {
     MXD_KIND_CALLER = 0, /* + depth, up to 7 */

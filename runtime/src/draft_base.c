@@ -23,6 +23,7 @@ void mxd_draft_base(mxd_engine *g, mxd_seq *s, size_t most, mxd_draft_use *use) 
     while (count < wanted) {
         uint32_t rows = 1 + (count < ahead ? ahead - count : 0);
         if (rows > wanted - count) rows = wanted - count;
+        if (rows > g->max_rows) rows = g->max_rows;
         mxd_clear_rows(g);
         for (uint32_t k = 0; k < rows; k++) {
             uint32_t token = k ? checked[count + k - 1] : count ? drafted[count - 1] : s->tokens[s->token_count - 1];

@@ -13,7 +13,7 @@ typedef struct mxd_draft_log {
     mxd_draft_record records[MXD_MAX_DRAFT]; /* of all that was proposed for the last step */
     uint8_t kind[MXD_MAX_DRAFT];             /* of the same */
     uint32_t count;                          /* of the same */
-    uint8_t drafted[MXD_MAX_DRAFT + 1]; /* for each token of the last step's output: 1 if it was drafted */
+    uint8_t drafted[MXD_MAX_STEP_TOKENS]; /* for each token of the last step's output: 1 if it was drafted */
 } mxd_draft_log;
 
 /* Forget the records of the last step. */

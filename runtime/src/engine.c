@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "annotate.h"
 #include "costs.h"
@@ -19,7 +20,7 @@ void mxd_options_default(mxd_options *out) {
 /* What is held back (less than a stop string and a character) and one token; the longest text a step can release. */
 enum {
     HELD_BYTES = MXD_MAX_STOP_BYTES + 4 + MXD_MAX_TOKEN_BYTES,
-    TEXT_BYTES = MXD_MAX_STOP_BYTES + 4 + (MXD_MAX_DRAFT + 1) * MXD_MAX_TOKEN_BYTES
+    TEXT_BYTES = MXD_MAX_STOP_BYTES + 4 + MXD_MAX_STEP_TOKENS * MXD_MAX_TOKEN_BYTES
 };
 
 /* ---- memory ---- */
@@ -90,11 +91,12 @@ static void take_pass(mxd_engine *g, mxd_arena *a) {
 static void take_seqs(mxd_engine *g, mxd_arena *a) {
     g->seqs = mxd_take(a, g->max_seqs, sizeof *g->seqs);
     for (uint32_t i = 0; i < g->max_seqs; i++) {
-        mxd_seq s = {.tokens = mxd_take(a, g->plan.ctx, sizeof *s.tokens)};
+        mxd_seq s = {.engine = g, .slot = i, .tokens = mxd_take(a, g->plan.ctx, sizeof *s.tokens)};
         s.held = mxd_take(a, HELD_BYTES, 1);
         s.text = mxd_take(a, TEXT_BYTES, 1);
         s.kv = mxd_kv_take_seq(g, a);
         s.monitor = mxd_monitor_take_seq(g, a);
+        s.precision = mxd_precision_take_seq(g, a);
         s.drafter = mxd_draft_model_take_seq(g, a);
         if (a->base) g->seqs[i] = s;
     }
@@ -235,6 +237,7 @@ mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, m
     mxd_engine *g = calloc(1, sizeof *g);
     if (!g) return mxd_fail(err, MXD_ERR_MEMORY, "out of memory for an engine");
     g->model = model;
+    g->process = getpid();
     mxd_status status = resolve(g, options, err);
     if (!status) status = check_fits(&g->plan, err);
     if (!status) status = mxd_cpu_bind(&g->kernels, &g->kernel_names, err);
@@ -259,15 +262,34 @@ mxd_status mxd_engine_open(const mxd_model *model, const mxd_options *options, m
 void mxd_engine_close(mxd_engine **engine) {
     mxd_engine *g = *engine;
     if (!g) return;
-    mxd_pool_close(&g->pool);
+    if (g->process == getpid()) mxd_pool_close(&g->pool); /* after a fork, its threads are the parent's */
     mxd_tuner_leave(&g->tuner);
-    if (g->arena) munmap(g->arena, layout(g, NULL));
+    if (g->arena) mxd_arena_unmap(g->arena, layout(g, NULL));
     free(g);
     *engine = NULL;
 }
 
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine) {
     return &engine->plan;
+}
+
+mxd_status mxd_engine_idle(const mxd_engine *g, mxd_error *err) {
+    if (g->process != getpid())
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "the engine was opened before a fork(): open one in this process");
+    if (atomic_load(&g->busy))
+        return mxd_fail(err, MXD_ERR_ARGUMENT,
+                        "the engine is in a call already: one thread at a time, and none from its callbacks");
+    return MXD_OK;
+}
+
+mxd_status mxd_engine_enter(mxd_engine *g, mxd_error *err) {
+    mxd_status status = mxd_engine_idle(g, err);
+    if (!status && atomic_exchange(&g->busy, true)) status = mxd_engine_idle(g, err); /* another thread was faster */
+    return status;
+}
+
+void mxd_engine_leave(mxd_engine *g) {
+    atomic_store(&g->busy, false);
 }
 
 mxd_policy mxd_engine_policy(const mxd_engine *g) {

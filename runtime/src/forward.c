@@ -1,5 +1,6 @@
 #include "forward.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -133,6 +134,7 @@ void mxd_clear_rows(mxd_engine *g) {
 }
 
 mxd_row *mxd_add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t token, mxd_output output) {
+    assert(g->row_count < g->max_rows && position < g->plan.ctx);
     mxd_row *row = &g->rows[g->row_count++];
     *row = (mxd_row){.slot = s->slot, .position = (uint32_t)position, .token = token, .output = output};
     return row;

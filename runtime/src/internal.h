@@ -56,7 +56,7 @@ struct mxd_seq {
     mxd_draft_function *caller_drafter; /* or NULL */
     void *caller_drafter_arg;
 
-    mxd_token_record records[MXD_MAX_DRAFT + 1]; /* of the last step's output */
+    mxd_token_record records[MXD_MAX_STEP_TOKENS]; /* of the last step's output */
     char *held;            /* text not yet released: may be part of a character or of a stop string */
     size_t held_len;
     char *text;            /* what the last step released */
@@ -93,7 +93,9 @@ struct mxd_engine {
     mxd_kernel_names kernel_names;
     mxd_pool *pool;
     char *arena;
-    mxd_seq *seqs; /* (max_seqs) */
+    mxd_seq *seqs;        /* (max_seqs) */
+    _Atomic bool busy;    /* a call that runs rows is under way (engine.c) */
+    int64_t process;      /* that opened it: the pool's threads exist in no other */
 
     /* The options as engine.c resolved them. */
     mxd_plan plan;

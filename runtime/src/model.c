@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "arena.h"
 #include "bundle.h"
 
 static mxd_status map_file(mxd_model *m, mxd_error *err) {
@@ -40,6 +41,15 @@ static mxd_status map_file(mxd_model *m, mxd_error *err) {
     return MXD_OK;
 }
 
+/* Let sanitizers see a read outside of the sections. */
+static void forbid_padding(const mxd_bundle *b) {
+    const uint8_t *from = b->model->map; /* nobody reads header and table again */
+    for (uint32_t i = 0; i < b->section_count; i++) {
+        MXD_FORBID(from, (size_t)(b->sections[i].data - from));
+        from = b->sections[i].data + b->sections[i].len;
+    }
+}
+
 mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err) {
     *out = NULL;
     if (!path) return mxd_fail(err, MXD_ERR_ARGUMENT, "no bundle path given");
@@ -51,6 +61,7 @@ mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err) {
     mxd_bundle bundle = {.model = m, .err = err};
     mxd_status status = map_file(m, err);
     if (!status) status = mxd_bundle_read(&bundle);
+    if (!status) forbid_padding(&bundle);
         if (status) {
         mxd_model_close(&m);
         return status;
@@ -62,7 +73,7 @@ mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err) {
 void mxd_model_close(mxd_model **model) {
     mxd_model *m = *model;
     if (!m) return;
-    if (m->map) munmap((void *)(uintptr_t)m->map, m->map_len);
+    if (m->map) mxd_arena_unmap((char *)(uintptr_t)m->map, m->map_len);
     free(m->layers);
     free(m->provenance);
     free(m->path);

@@ -1,5 +1,7 @@
 #include "precision.h"
 
+#include <string.h>
+
 #include "annotate.h"
 #include "sequence.h"
 
@@ -10,27 +12,51 @@ static const float FLIP_SHARE = 0.125f;
  * on texts that are easier or harder than those of the schedule (quantile tracking: Robbins, Monro 1951). */
 static const float THRESHOLD_STEP = 0.1f;
 
+mxd_precision_state mxd_precision_take_seq(const mxd_engine *g, mxd_arena *a) {
+    mxd_precision_state p = {0};
+    if (g->mixes) p.before = mxd_take(a, g->plan.ctx, sizeof *p.before);
+    return p;
+}
+
 void mxd_precision_open(mxd_seq *s, bool mixes) {
-    s->precision = (mxd_precision_state){.mixes = mixes};
-    mxd_precision_truncate(s, 0);
+    const mxd_engine *g = s->engine;
+    mxd_core_state first = {.threshold = mxd_schedule_threshold(&g->model->schedule, g->core_fraction)};
+    s->precision = (mxd_precision_state){.mixes = mixes, .core = first, .before = s->precision.before};
 }
 
 void mxd_precision_copy(mxd_seq *to, const mxd_seq *from) {
+    mxd_core_state *before = to->precision.before;
     to->precision = from->precision;
     to->precision.core_rule = NULL;
+    to->precision.before = before;
+    if (before) memcpy(before, from->precision.before, from->precision.known * sizeof *before);
+}
+
+/* Keep the state as the one before the row at n_past, and before all rows that nothing was decided about. */
+static void remember(mxd_seq *s) {
+    mxd_precision_state *p = &s->precision;
+    for (; p->known <= s->n_past; p->known++) p->before[p->known] = p->core;
+}
+
+/* Go back to the state before the row at `position` was decided, if it was. */
+static void undecide(mxd_seq *s, size_t position) {
+    mxd_precision_state *p = &s->precision;
+    if (position < p->known) {
+        p->core = p->before[position];
+        p->known = position;
+    }
+    p->awaits_full = p->catching_up = false;
+    p->waited = 0;
 }
 
 void mxd_precision_prompt(mxd_seq *s) {
-    s->precision.awaits_full = s->precision.catching_up = false;
+    undecide(s, s->n_past);
 }
 
 size_t mxd_precision_truncate(mxd_seq *s, size_t n) {
     mxd_precision_state *p = &s->precision;
     if (p->full_done > n) p->full_done = n;
-    p->awaits_full = p->catching_up = false;
-    p->waited = 0;
-    p->flip_rate = 0;
-    p->core_threshold = mxd_schedule_threshold(&s->engine->model->schedule, s->engine->core_fraction);
+    undecide(s, n > 0 ? n - 1 : 0);
     return p->mixes ? p->full_done : n;
 }
 
@@ -80,7 +106,7 @@ void mxd_precision_processed(mxd_seq *s, size_t n) {
 static mxd_token_record describe(const mxd_seq *s, const mxd_outcome *outcome) {
     const mxd_engine *g = s->engine;
     const mxd_precision_state *p = &s->precision;
-    mxd_signals signals = {.confidence = mxd_exp_ref(-outcome->margin), .history = p->flip_rate};
+    mxd_signals signals = {.confidence = mxd_exp_ref(-outcome->margin), .history = p->core.flip_rate};
     if (p->mixes && !g->pass_precision)
         signals.attention = mxd_attended(g, outcome->row, p->full_done, s->n_past);
     return (mxd_token_record){.position = (uint32_t)s->n_past + 1,
@@ -91,7 +117,7 @@ static mxd_token_record describe(const mxd_seq *s, const mxd_outcome *outcome) {
                               .attention = signals.attention,
                               .history = signals.history,
                               .score = mxd_score(&g->model->schedule.precision, signals),
-                              .threshold = p->mixes ? p->core_threshold : 0,
+                              .threshold = p->mixes ? p->core.threshold : 0,
                               .look = g->pass_precision ? MXD_LOOK_ALL : MXD_LOOK_NONE};
 }
 
@@ -101,7 +127,8 @@ static bool turns_core(mxd_seq *s, const mxd_token_record *row) {
     mxd_token_record seen = *row;
     seen.look = row->score > row->threshold ? MXD_LOOK_CORE : MXD_LOOK_NONE;
     bool core = p->core_rule ? p->core_rule(p->core_rule_arg, &seen) != 0 : seen.look == MXD_LOOK_CORE;
-    p->core_threshold = p->core_threshold + THRESHOLD_STEP * ((float)core - s->engine->core_fraction);
+    remember(s);
+    p->core.threshold = p->core.threshold + THRESHOLD_STEP * ((float)core - s->engine->core_fraction);
     if (!core) return false;
     MXD_ANNOTATE_MARK("core");
     p->awaits_full = true;
@@ -119,7 +146,7 @@ static mxd_token_record resolve(mxd_seq *s, const mxd_token_record *full) {
         row = p->awaiting;
         row.token = full->token;
         float flipped = row.token != row.base_token;
-        p->flip_rate = p->flip_rate + FLIP_SHARE * (flipped - p->flip_rate);
+        p->core.flip_rate = p->core.flip_rate + FLIP_SHARE * (flipped - p->core.flip_rate);
     }
     p->awaits_full = false;
     p->waited = 0;

@@ -6,7 +6,14 @@
 
 #include <stdbool.h>
 
+#include "arena.h"
 #include "forward.h"
+
+/* What decides whether a row is core, and moves with each row that is decided. */
+typedef struct mxd_core_state {
+    float threshold; /* score above which a row is core */
+    float flip_rate; /* share of the latest looks that changed the choice */
+} mxd_core_state;
 
 /* A sequence's precision. */
 typedef struct mxd_precision_state {
@@ -16,19 +23,22 @@ typedef struct mxd_precision_state {
     bool catching_up;      /* a pass at full precision had no room for all rows up to the one at n_past */
     uint32_t waited;       /* steps for which that row has waited for a pass at full precision */
     mxd_token_record awaiting; /* what base precision made of it */
-    float core_threshold;  /* score above which a row is core */
-    float flip_rate;       /* share of the latest looks that changed the choice */
+    mxd_core_state core;   /* now */
+    mxd_core_state *before; /* (ctx) before the row at each position below `known` was decided: truncation goes back there */
+    size_t known;
     mxd_core_function *core_rule; /* the caller's, or NULL */
     void *core_rule_arg;
 } mxd_precision_state;
 
+/* Take what a sequence of the engine needs; empty if the engine does not mix precisions. */
+mxd_precision_state mxd_precision_take_seq(const mxd_engine *g, mxd_arena *a);
 /* Start the state of an empty sequence. */
 void mxd_precision_open(mxd_seq *s, bool mixes);
 /* Copy all but the core rule of `from` to `to`, a sequence of the same engine. */
 void mxd_precision_copy(mxd_seq *to, const mxd_seq *from);
-/* Note that a prompt was queued: the row that waited is one of the prompt's now. */
+/* Note that a prompt was queued: the row that waited is one of the prompt's now, and was never decided. */
 void mxd_precision_prompt(mxd_seq *s);
-/* Reset to the state after an n-token prompt. Returns how many positions stay processed: rows still at base precision
+/* Go back to the state before the row at n - 1 was decided. Returns how many positions stay processed: rows still at base precision
  * are recomputed. */
 size_t mxd_precision_truncate(mxd_seq *s, size_t n);
 

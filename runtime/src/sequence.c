@@ -15,7 +15,8 @@
 
 static mxd_status open_seq(mxd_engine *g, const mxd_sampling *sampling, bool mixes, mxd_seq **out, mxd_error *err) {
     *out = NULL;
-    mxd_status status = mxd_sampling_check(sampling, err);
+    mxd_status status = mxd_engine_idle(g, err);
+    if (!status) status = mxd_sampling_check(sampling, err);
     if (status) return status;
     if (sampling->stop_count > MXD_MAX_STOP_STRINGS)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "%u stop strings: at most %d", sampling->stop_count,
@@ -34,8 +35,6 @@ static mxd_status open_seq(mxd_engine *g, const mxd_sampling *sampling, bool mix
         memcpy(s->stop_text[i], sampling->stop[i], len);
         s->stop_len[i] = (uint32_t)len;
     }
-    s->engine = g;
-    s->slot = slot;
     s->in_use = true;
     s->sampling = *sampling;
     s->sampling.stop = NULL;
@@ -98,7 +97,8 @@ mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mx
 }
 
 mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err) {
-    mxd_status status = mxd_seq_check_ids(s, ids, n, err);
+    mxd_status status = mxd_engine_idle(s->engine, err);
+    if (!status) status = mxd_seq_check_ids(s, ids, n, err);
     if (status) return status;
     uint32_t ctx = s->engine->plan.ctx;
     if (n >= ctx || s->token_count + n >= ctx)
@@ -124,6 +124,10 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
 mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
     if (n > s->token_count)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "cannot truncate %zu tokens to %zu", s->token_count, n);
+    mxd_status status = mxd_engine_idle(s->engine, err);
+    if (status) return status;
+    s->stop = n == s->engine->plan.ctx ? MXD_STOP_CONTEXT : MXD_STOP_NONE;
+    if (n == s->token_count) return MXD_OK; /* nothing is forgotten */
     mxd_monitor_truncate(s, n);
     s->token_count = n;
     s->replay_end = n < mxd_seq_known(s) ? n : mxd_seq_known(s);
@@ -131,7 +135,6 @@ mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
     mxd_draft_model_truncate(s, s->n_past);
     s->prompt_end = s->output_from = n;
     s->held_len = s->text_len = 0;
-    s->stop = MXD_STOP_NONE;
     mxd_seq_check(s);
     return MXD_OK;
 }
@@ -223,6 +226,7 @@ void mxd_seq_commit(mxd_seq *s, const mxd_token_record *record, bool drafted) {
     const mxd_tokenizer *t = &g->model->tokenizer;
     uint32_t id = record->token;
     size_t at = s->token_count - s->output_from;
+    assert(at < MXD_MAX_STEP_TOKENS && s->token_count < g->plan.ctx);
     s->records[at] = *record;
     mxd_draft_log_committed(s, at, drafted);
     mxd_monitor_chosen(s, s->token_count, record->confidence);

@@ -17,7 +17,9 @@ static size_t draft_limit(const mxd_engine *g, const mxd_seq *s) {
     if (most > base_room) most = base_room;
     if (most > mxd_kv_room(s) - 1) most = mxd_kv_room(s) - 1;
     if (s->sampling.max_tokens) {
-        size_t left = s->sampling.max_tokens - (size_t)s->stats.generated_tokens - 1;
+        /* None where the limit is reached already: a truncation clears the stop, not the count. */
+        uint64_t used = s->stats.generated_tokens + 1;
+        size_t left = used < s->sampling.max_tokens ? s->sampling.max_tokens - (size_t)used : 0;
         if (most > left) most = left;
     }
     return most;

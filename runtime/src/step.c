@@ -13,6 +13,7 @@
 
 #include "annotate.h"
 #include "clock.h"
+#include "engine.h"
 #include "sequence.h"
 #include "speculate.h"
 
@@ -221,9 +222,12 @@ static mxd_status run_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_er
 }
 
 mxd_status mxd_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
+    mxd_status status = mxd_engine_enter(g, err);
+    if (status) return status;
     g->policy = mxd_tuner_begin(&g->tuner);
-    mxd_status status = run_step(g, seqs, n, err);
+    status = run_step(g, seqs, n, err);
     g->policy = NULL;
     mxd_tuner_end(&g->tuner);
+    mxd_engine_leave(g);
     return status;
 }

@@ -1,6 +1,7 @@
 /* Teacher forcing: the logits of tokens that the caller gives. */
 #include <string.h>
 
+#include "engine.h"
 #include "sequence.h"
 
 /* Process again what a truncation left to replay, as prompts are. */
@@ -42,7 +43,7 @@ static mxd_status force(mxd_seq *s, size_t end, float *logits, mxd_error *err) {
     return MXD_OK;
 }
 
-mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
+static mxd_status force_all(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
     const mxd_engine *g = s->engine;
     mxd_status status = mxd_seq_check_ids(s, ids, n, err);
     if (status) return status;
@@ -59,4 +60,12 @@ mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logi
     s->prompt_end = s->output_from = s->token_count;
     mxd_seq_check(s);
     return MXD_OK;
+}
+
+mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
+    mxd_status status = mxd_engine_enter(s->engine, err);
+    if (status) return status;
+    status = force_all(s, ids, n, logits, err);
+    mxd_engine_leave(s->engine);
+    return status;
 }

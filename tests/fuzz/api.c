@@ -72,7 +72,7 @@ typedef struct event {
     size_t end;
     bool checked;       /* hash is that of all text (GENERATED) or logits (FORCED) of the event */
     uint64_t hash;
-    mxd_stop_reason stop; /* GENERATED: after the last token */
+    mxd_stop stop; /* GENERATED: after the last token */
     uint32_t settings;  /* COPIED */
     bool rule;          /* RULED */
 } event;
@@ -241,7 +241,7 @@ static void look_at(const timeline *t) {
     mxd_kv_use kv;
     size_t n, len;
     mxd_seq_get_stats(t->seq, &stats);
-    mxd_seq_kv(t->seq, &kv);
+    mxd_seq_get_kv(t->seq, &kv);
     mxd_seq_tiers(t->seq, tiers, below(MAX_CTX));
     if (mxd_seq_stats_json(t->seq, json, sizeof json) >= sizeof json) fail("statistics are too long");
     mxd_seq_output(t->seq, &n);
@@ -372,7 +372,7 @@ static void take_output(timeline *t) {
     const char *text = mxd_seq_text(t->seq, &len);
     mxd_seq_tokens(t->seq, &all);
     if (all != t->token_count + n || all > options.ctx) fail("%zu tokens after %zu and %zu", all, t->token_count, n);
-    mxd_stop_reason stop = mxd_seq_stop(t->seq);
+    mxd_stop stop = mxd_seq_stop(t->seq);
     if (n == 0) {
         if (len) fail("text without tokens");
         return;
@@ -447,7 +447,7 @@ static void cut_events(timeline *t, size_t n) {
 
 static void call_truncate(timeline *t, size_t n) {
     mxd_error err;
-    mxd_stop_reason before = mxd_seq_stop(t->seq);
+    mxd_stop before = mxd_seq_stop(t->seq);
     mxd_status status = mxd_seq_truncate(t->seq, n, &err);
     if ((n > t->token_count) != (status == MXD_ERR_ARGUMENT)) fail("truncating %zu to %zu: %d", t->token_count, n, status);
     if (status) return;
@@ -530,7 +530,7 @@ static void choose_options(void) {
     options.ctx = one_in(3) ? 2 + below(MAX_CTX - 1) : PICK(contexts);
     options.max_seqs = one_in(3) ? 1 : 1 + below(one_in(4) ? MAX_SEQS : 4);
     options.max_rows = one_in(2) ? 1 + below(8) : 1 + below(80);
-    options.threads = 1 + below(2);
+    options.threads = one_in(6) ? 2 : 1;
     options.precision = below(3);
     if (options.precision == MXD_PRECISION_AUTO) {
         options.core_fraction = PICK(fractions);
