@@ -2,8 +2,6 @@
 #ifndef MXD_DRAFT_LOG_H
 #define MXD_DRAFT_LOG_H
 
-#include <stdbool.h>
-
 #include "draft.h"
 #include "status.h"
 
@@ -26,9 +24,7 @@ void mxd_draft_log_proposed(mxd_seq *s);
 void mxd_draft_log_verified(mxd_seq *s);
 /* Note that the target chose `token` after the newest one. Unverified root proposals can now be scored too, at no cost. */
 void mxd_draft_log_chosen(const mxd_seq *s, uint32_t token);
-/* Note that a node of the proposal was accepted. */
-void mxd_draft_log_accepted(mxd_seq *s, uint32_t node);
-/* Note whether token `at` of the step's output was drafted. */
-void mxd_draft_log_committed(mxd_seq *s, size_t at, bool drafted);
+/* Note that token `at` of the step's output was an accepted node of the proposal, or was not drafted (-1). */
+void mxd_draft_log_committed(mxd_seq *s, size_t at, int32_t node);
 
 #endif

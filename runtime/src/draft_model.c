@@ -291,7 +291,7 @@ static size_t deepens(const mxd_engine *g, mxd_seq *const *seqs, const size_t *m
     double gain = 0;
     for (size_t i = 0; i < n; i++) {
         if (newest[i] < 0) continue;
-        double more = mxd_policy_deeper_gain(g->policy, seqs[i]->drafts.proposal.path[newest[i]], rows);
+        double more = mxd_policy_deeper_gain(g->policy, seqs[i]->drafts.proposal.node[newest[i]].path, rows);
         if (depth >= most[i] || !(asked || more > 0)) {
             newest[i] = -1;
             continue;
@@ -314,7 +314,7 @@ void mxd_draft_model_propose(mxd_engine *g, mxd_seq *const *seqs, const size_t *
             mxd_seq *s = seqs[i];
             if (newest[i] < 0) continue;
             memcpy(g->drafter.states + g->row_count * hidden, s->drafter.state, hidden * sizeof(float));
-            add_row(g, s, s->token_count - 2 + depth, s->drafts.proposal.token[newest[i]], true);
+            add_row(g, s, s->token_count - 2 + depth, s->drafts.proposal.node[newest[i]].token, true);
         }
         run_pass(g, false, use);
         take_guesses(g, depth);

@@ -136,8 +136,6 @@ static mxd_status resolve_precision(mxd_engine *g, const mxd_options *o, mxd_err
         return mxd_fail(err, MXD_ERR_ARGUMENT, "precision %u is unknown", o->precision);
     if (!(o->core_fraction <= 1))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "core_fraction %g is not in 0..1", (double)o->core_fraction);
-    if (o->catch_up > MXD_MAX_CATCH_UP)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "catch_up %u is not in 1..%d", o->catch_up, MXD_MAX_CATCH_UP);
     if (o->precision != MXD_PRECISION_AUTO && (o->core_fraction >= 0 || o->catch_up))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "core_fraction and catch_up are for precision auto");
     if ((o->precision == MXD_PRECISION_FULL || o->core_fraction > 0) && !m->has_residual)
@@ -150,28 +148,37 @@ static mxd_status resolve_precision(mxd_engine *g, const mxd_options *o, mxd_err
     return MXD_OK;
 }
 
-/* Check and resolve the options into g (model set) and its plan. */
-static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
-    const mxd_model *m = g->model;
-    const mxd_config *c = &m->config;
-    if (o->ctx > c->max_positions || o->ctx == 1)
+static mxd_status check_options(const mxd_model *m, const mxd_options *o, mxd_error *err) {
+    const struct {
+        const char *name;
+        uint32_t value, least, most;
+    } ranges[] = {
+        {"max_seqs", o->max_seqs, 1, MXD_MAX_SEQS},
+        {"max_rows", o->max_rows, 1, MXD_MAX_ROWS},
+        {"threads", o->threads, 0, MXD_MAX_THREADS}, /* 0: the default, here and below */
+        {"draft_max", o->draft_max, 0, MXD_MAX_DRAFT},
+        {"catch_up", o->catch_up, 0, MXD_MAX_CATCH_UP},
+    };
+    if (o->ctx > m->config.max_positions || o->ctx == 1)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "context %u is not in 2..%u, the model's maximum", o->ctx,
-                        c->max_positions);
-    if (o->max_seqs < 1 || o->max_seqs > MXD_MAX_SEQS)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "max_seqs %u is not in 1..%d", o->max_seqs, MXD_MAX_SEQS);
-    if (o->max_rows < 1 || o->max_rows > MXD_MAX_ROWS)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "max_rows %u is not in 1..%d", o->max_rows, MXD_MAX_ROWS);
-    if (o->threads > MXD_MAX_THREADS)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "threads %u is not in 1..%d", o->threads, MXD_MAX_THREADS);
+                        m->config.max_positions);
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (ranges[i].value < ranges[i].least || ranges[i].value > ranges[i].most)
+            return mxd_fail(err, MXD_ERR_ARGUMENT, "%s %u is not in 1..%u", ranges[i].name, ranges[i].value,
+                            ranges[i].most);
     if (o->draft > MXD_DRAFT_MODEL) return mxd_fail(err, MXD_ERR_ARGUMENT, "draft %u is unknown", o->draft);
-    if (o->draft_max > MXD_MAX_DRAFT)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_max %u is not in 1..%d", o->draft_max, MXD_MAX_DRAFT);
     if (o->draft_min > (o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_min %u is more than draft_max", o->draft_min);
     if (o->draft == MXD_DRAFT_MODEL && !m->drafter.features)
         return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no trained drafter", m->path);
+    return MXD_OK;
+}
 
-    mxd_status status = resolve_precision(g, o, err);
+/* Check and resolve the options into g (model set) and its plan. */
+static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
+    const mxd_model *m = g->model;
+    mxd_status status = check_options(m, o, err);
+    if (!status) status = resolve_precision(g, o, err);
     if (status) return status;
     g->max_seqs = o->max_seqs;
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
@@ -181,7 +188,7 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     g->drafter.in_use = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
     g->draft_min = o->draft_min;
-    uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
+    uint32_t longest = m->config.max_positions, default_ctx = longest < DEFAULT_CTX ? longest : DEFAULT_CTX;
     g->plan = (mxd_plan){
         .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0) +
                    (g->drafter.in_use ? m->drafter.bytes : 0),

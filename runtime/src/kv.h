@@ -26,7 +26,7 @@ typedef struct mxd_kv_layout {
     size_t row_bytes, far_row_bytes, head_bytes;
     uint8_t *rows;          /* (max_seqs, layers, 2, kv_heads, head_bytes) */
     uint8_t *side;          /* (logit_rows, layers, 2, kv_heads, row_bytes) of side rows (forward.h) */
-    uint16_t *drafter_rows; /* (max_seqs, 2, kv_heads, ctx, head_dim) of the trained drafter's layer */
+    uint8_t *drafter_rows;  /* (max_seqs, 2, kv_heads, ctx, head_dim) f16 of the trained drafter's layer */
 } mxd_kv_layout;
 
 /* A sequence's. */

@@ -88,10 +88,6 @@ mxd_status mxd_encode(const mxd_model *m, const char *text, size_t len, uint32_t
 }
 
 const char *mxd_token_bytes(const mxd_model *m, uint32_t id, size_t *len) {
-    if (id >= m->config.vocab) {
-        *len = 0;
-        return NULL;
-    }
     return mxd_tokenizer_bytes(&m->tokenizer, id, len);
 }
 

@@ -95,7 +95,7 @@ static void account(const mxd_pass *pass, const mxd_part *p) {
     if (pass->full != mxd_first_pass(g)) return; /* a second look */
     const mxd_proposal *d = &s->drafts.proposal;
     s->expected_tokens += 1;
-    for (uint32_t i = 0; i < d->count; i++) s->expected_tokens += (double)d->path[i];
+    for (uint32_t i = 0; i < d->count; i++) s->expected_tokens += (double)d->node[i].path;
     s->expected_s += mxd_policy_step_cost(g->policy, g->row_count) / (double)pass->count;
 }
 

@@ -131,9 +131,8 @@ mxd_status mxd_tokenizer_init(mxd_tokenizer *t, const uint8_t *section, size_t l
 }
 
 const char *mxd_tokenizer_bytes(const mxd_tokenizer *t, uint32_t id, size_t *len) {
-    if (id >= t->vocab) return NULL;
-    *len = token_length(t, id);
-    return (const char *)t->text + t->text_start[id];
+    *len = id < t->vocab ? token_length(t, id) : 0;
+    return id < t->vocab ? (const char *)t->text + t->text_start[id] : NULL;
 }
 
 bool mxd_tokenizer_is_special(const mxd_tokenizer *t, uint32_t id) {
