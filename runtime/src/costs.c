@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "clock.h"
-#include "cpu.h"
 #include "engine.h"
 #include "hash.h"
 
@@ -98,7 +97,8 @@ static void straighten(mxd_costs *c, int count) {
     for (int i = NARROW - 1; i < count; i++)
         for (int k = i + 1; k < count; k++) slopes[n++] = (*cost_of(c, k) - *cost_of(c, i)) / (WIDTHS[k] - WIDTHS[i]);
     qsort(slopes, (size_t)n, sizeof *slopes, by_value);
-    for (int i = NARROW; i < count; i++) *cost_of(c, i) = c->step[MXD_COST_ROWS] + slopes[n / 2] * (WIDTHS[i] - MXD_COST_ROWS);
+    for (int i = NARROW; i < count; i++)
+        *cost_of(c, i) = c->step[MXD_COST_ROWS] + slopes[n / 2] * (WIDTHS[i] - MXD_COST_ROWS);
 }
 
 /* Fill in the widths between the measured ones; more rows never cost less. */

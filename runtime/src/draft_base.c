@@ -1,7 +1,5 @@
 #include "draft_base.h"
 
-#include "draft_log.h"
-#include "precision.h"
 #include "internal.h"
 
 /* List the tokens of the proposal's likeliest chain: its first nodes on each level. Returns their number. */

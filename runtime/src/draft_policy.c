@@ -14,7 +14,7 @@ static const float CAUTION = 0.95f;
 
 /* ---- identify: the chance of a drafted token ---- */
 
-/* Copies: by matched length, seen in this model's chats. */
+/* The priors of copies, by matched length, were seen in this model's chats. */
 float mxd_policy_prior(uint8_t kind) {
     if (kind < MXD_KIND_COPY) return 0.6f;
     if (kind < MXD_KIND_TABLE) {
@@ -125,7 +125,7 @@ void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
 
 /* ---- schedule: what pays ---- */
 
-/* A straight line between widths that were measured; after them, the last one goes on. */
+/* Interpolate between the widths that were measured; after them, extrapolate the last line. */
 double mxd_policy_step_cost(const mxd_policy *p, size_t rows) {
     static const size_t wide_rows[MXD_WIDE_COSTS] = {MXD_WIDE_ROWS};
     const double *c = p->costs.step;

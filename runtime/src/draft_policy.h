@@ -48,7 +48,7 @@ typedef struct mxd_policy {
     float chance[MXD_KINDS]; /* that a token of the kind is right if its parent is, at the confidence of its prior */
     uint32_t idle, patience; /* steps in a row that verified nothing of what was proposed; how many until one tries */
     double measured_step[MXD_COST_ROWS + 1]; /* costs.step as measured, without any drafting */
-    double pace;             /* seconds of a step of one row, lately, over those measured */
+    double pace;                             /* seconds of a step of one row, lately, over those measured */
     struct {
         double saved;          /* seconds that a step with the trained drafter saves, lately */
         uint32_t steps, pause; /* steps that this is an average of; steps for which the drafter still pauses */
@@ -68,15 +68,16 @@ uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int
 
 /* Return the seconds of a step of so many rows. */
 double mxd_policy_step_cost(const mxd_policy *p, size_t rows);
-/* Return the expected seconds saved by extending the draft below a node with probability `path`, in a step of `rows` rows
- * that make a token each; without the cost of the draft step that all such nodes share, mxd_policy_draft_cost(). */
+/* Return the expected seconds saved by extending the draft below a node with probability `path`, in a step of `rows`
+ * rows that make a token each; without the cost of the draft step that all such nodes share,
+ * mxd_policy_draft_cost(). */
 double mxd_policy_deeper_gain(const mxd_policy *p, float path, size_t rows);
 double mxd_policy_draft_cost(const mxd_policy *p);
-/* Return how many tokens base precision should draft for full precision, up to `most`: 0 if the proposal as it is yields
- * more tokens a second. */
+/* Return how many tokens base precision should draft for full precision, up to `most`: 0 if the proposal as it is
+ * yields more tokens a second. */
 uint32_t mxd_policy_base_length(const mxd_policy *p, mxd_proposal *d, size_t most);
-/* Whether the trained drafter should guess for n sequences: not while it pauses after steps that took longer with it than
- * without (it leaves the sequences that run), nor, for several, if no guess could get a place. */
+/* Whether the trained drafter should guess for n sequences: not while it pauses after steps that took longer with it
+ * than without (it leaves the sequences that run), nor, for several, if no guess could get a place. */
 bool mxd_policy_asks_model(const mxd_policy *p, size_t n);
 /* Cut the proposals of n sequences down to what one step should verify besides `rows` rows that make a token each, at
  * most `room` nodes. Each proposal keeps at least `least` nodes as far as room goes. Rows of prompts do not count: they

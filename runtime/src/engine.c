@@ -44,7 +44,7 @@ static size_t widest_input(const mxd_engine *g) {
     return widest;
 }
 
-/* What only one thread uses. */
+/* Take what only one thread uses. */
 static void take_of_thread(mxd_engine *g, mxd_arena *a, uint32_t thread, size_t widest) {
     size_t rows = g->max_rows;
     mxd_input input = take_input(a, MXD_FEW_ROWS, widest, g->precision);
@@ -99,8 +99,8 @@ static void take_seqs(mxd_engine *g, mxd_arena *a) {
     }
 }
 
-/* Lay out everything that the engine allocates, from `base` on or only in numbers (NULL), and fill the byte counts of the
- * plan. Returns the bytes of the arena. */
+/* Lay out everything that the engine allocates, from `base` on or only in numbers (NULL), and fill the byte counts of
+ * the plan. Returns the bytes of the arena. */
 static size_t layout(mxd_engine *g, char *base) {
     mxd_arena a = {.base = base};
     mxd_kv_take(g, &a);
@@ -153,11 +153,9 @@ static mxd_status check_options(const mxd_model *m, const mxd_options *o, mxd_er
         const char *name;
         uint32_t value, least, most;
     } ranges[] = {
-        {"max_seqs", o->max_seqs, 1, MXD_MAX_SEQS},
-        {"max_rows", o->max_rows, 1, MXD_MAX_ROWS},
+        {"max_seqs", o->max_seqs, 1, MXD_MAX_SEQS},    {"max_rows", o->max_rows, 1, MXD_MAX_ROWS},
         {"threads", o->threads, 0, MXD_MAX_THREADS}, /* 0: the default, here and below */
-        {"draft_max", o->draft_max, 0, MXD_MAX_DRAFT},
-        {"catch_up", o->catch_up, 0, MXD_MAX_CATCH_UP},
+        {"draft_max", o->draft_max, 0, MXD_MAX_DRAFT}, {"catch_up", o->catch_up, 0, MXD_MAX_CATCH_UP},
     };
     if (o->ctx > m->config.max_positions || o->ctx == 1)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "context %u is not in 2..%u, the model's maximum", o->ctx,
@@ -185,7 +183,7 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     uint32_t most_rows = o->max_seqs * (1 + MXD_MAX_DRAFT);
     g->logit_rows = most_rows < g->max_rows ? most_rows : g->max_rows;
     g->draft = (mxd_draft)o->draft;
-    g->drafter.in_use = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
+    mxd_draft_model_resolve(g);
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
     g->draft_min = o->draft_min;
     uint32_t longest = m->config.max_positions, default_ctx = longest < DEFAULT_CTX ? longest : DEFAULT_CTX;
@@ -195,10 +193,12 @@ static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
         .available = mxd_memory_available(m->map_len),
         .ctx = o->ctx ? o->ctx : default_ctx,
         .threads = o->threads ? o->threads : mxd_default_threads(),
-        .precision = g->mixes ? MXD_PRECISION_AUTO : g->precision ? MXD_PRECISION_FULL : MXD_PRECISION_BASE,
+        .precision = g->mixes       ? MXD_PRECISION_AUTO
+                     : g->precision ? MXD_PRECISION_FULL
+                                    : MXD_PRECISION_BASE,
     };
     if ((status = mxd_kv_resolve(g, o, err))) return status;
-    g->monitor.in_use = g->mixes || g->kv.mode == MXD_KV_TIERED;
+    mxd_monitor_resolve(g);
     g->plan.kv = g->kv.mode;
     g->plan.largest_ctx = largest_context(*g);
     layout(g, NULL);

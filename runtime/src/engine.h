@@ -4,7 +4,7 @@
 
 #include "internal.h"
 
-/* The policy as it is now, within a step or not. */
+/* Return the policy as it is now, within a step or not. */
 mxd_policy mxd_engine_policy(const mxd_engine *g);
 
 #endif

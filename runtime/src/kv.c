@@ -255,8 +255,8 @@ static void place_in_core(mxd_seq *s, uint32_t position, uint32_t place) {
     s->kv.core[place] = position;
 }
 
-/* Take a token out of the window: into the core if there is room, or a token with a lower score to demote; else into the
- * far area. */
+/* Take a token out of the window: into the core if there is room, or a token with a lower score to demote; else into
+ * the far area. */
 static void age(mxd_seq *s, uint32_t position, uint32_t quota) {
     mxd_kv_state *kv = &s->kv;
     if (kv->core_count < quota) {

@@ -313,9 +313,9 @@ size_t mxd_seq_stats_json(const mxd_seq *s, char *buf, size_t cap) {
         t.draft_s, t.schedule_s, t.verify_s, t.sample_s, t.expected_gain, t.gain,
         ratio((double)t.drafted, (double)(t.drafted + t.steps)), ratio((double)t.core, (double)t.generated_tokens),
         ratio(kv.far ? kv.recent + kv.core : 0, (double)s->n_past), (unsigned long long)t.due, caches[kv.mode],
-        kv.bits_per_value, (unsigned long long)t.bytes_read,
-        (unsigned long long)t.peak_rss_bytes, stops[s->stop], (unsigned long long)s->sampling.seed, g->plan.threads,
-        g->plan.ctx, mxd_precision_name(g->plan.precision), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8,
-        g->kernel_names.attention, g->kernel_names.quantize);
+        kv.bits_per_value, (unsigned long long)t.bytes_read, (unsigned long long)t.peak_rss_bytes, stops[s->stop],
+        (unsigned long long)s->sampling.seed, g->plan.threads, g->plan.ctx, mxd_precision_name(g->plan.precision),
+        g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
+        g->kernel_names.quantize);
     return (size_t)len;
 }
