@@ -1,5 +1,5 @@
-/* Marks on the time line of ARM Streamline (docs/trace.md): nothing, unless built with -DMXD_STREAMLINE and with ARM's
- * streamline_annotate.h on the include path. Only the thread that steps emits them. */
+/* Marks on the time line of ARM Streamline (docs/trace.md). They are nothing unless built with -DMXD_STREAMLINE and
+ * with ARM's streamline_annotate.h on the include path. Only the thread that steps emits them. */
 #ifndef MXD_ANNOTATE_H
 #define MXD_ANNOTATE_H
 

@@ -54,17 +54,16 @@ static mxd_status check_header(const mxd_bundle *b, uint32_t *count) {
     uint32_t version = mxd_load_u32(map + 8);
     if (version != 1)
         return mxd_refuse(b, MXD_BAD_VERSION, "bundle version %u, this runtime reads version 1: pack it again",
-                                 version);
+                          version);
     uint64_t claimed = mxd_load_u64(map + 16);
     if (claimed != len)
         return mxd_refuse(b, MXD_BAD_LENGTH, "%zu bytes, but the header says %llu: copy the file again", len,
-                                 (unsigned long long)claimed);
+                          (unsigned long long)claimed);
     *count = mxd_load_u32(map + 12);
     if (*count < 1 || *count > MXD_MAX_SECTIONS || !mxd_all_zero(map + 28, 36))
         return mxd_refuse(b, MXD_BAD_HEADER, "damaged header");
     size_t table = (size_t)*count * ENTRY_BYTES;
-    if (HEADER_BYTES + table > len)
-        return mxd_refuse(b, MXD_BAD_RANGE, "section table runs past the end of the file");
+    if (HEADER_BYTES + table > len) return mxd_refuse(b, MXD_BAD_RANGE, "section table runs past the end of the file");
     if (mxd_crc32(map + HEADER_BYTES, table) != mxd_load_u32(map + 24))
         return mxd_refuse(b, MXD_BAD_HEADER, "section table checksum differs");
     return MXD_OK;
@@ -81,8 +80,7 @@ static mxd_status read_section_entry(mxd_bundle *b, const uint8_t *e, uint64_t *
     uint64_t offset = mxd_load_u64(e + 32), size = mxd_load_u64(e + 40);
     if (offset != *expected || size == 0 || offset > len || size > len - offset)
         return mxd_refuse(b, MXD_BAD_RANGE, "section '%s' is not where it must be", s->name);
-    if (!mxd_all_zero(e + 52, 12))
-        return mxd_refuse(b, MXD_BAD_HEADER, "section '%s' has reserved bytes set", s->name);
+    if (!mxd_all_zero(e + 52, 12)) return mxd_refuse(b, MXD_BAD_HEADER, "section '%s' has reserved bytes set", s->name);
     s->data = b->model->map + offset;
     s->len = (size_t)size;
     s->crc = mxd_load_u32(e + 48);
@@ -104,8 +102,7 @@ mxd_status mxd_bundle_read_sections(mxd_bundle *b) {
         return mxd_refuse(b, MXD_BAD_RANGE, "trailing bytes after the last section");
     for (uint32_t i = 0; i < count; i++)
         if (mxd_crc32(b->sections[i].data, b->sections[i].len) != b->sections[i].crc)
-            return mxd_refuse(b, MXD_BAD_CHECKSUM, "section '%s' is damaged: copy the file again",
-                                     b->sections[i].name);
+            return mxd_refuse(b, MXD_BAD_CHECKSUM, "section '%s' is damaged: copy the file again", b->sections[i].name);
     return MXD_OK;
 }
 
@@ -145,13 +142,12 @@ static mxd_status read_tensor_entry(mxd_bundle *b, const uint8_t *e, uint32_t in
         return mxd_refuse(b, MXD_BAD_DTYPE, "tensor '%s' has unknown dtype %u", t->name, t->dtype);
     if (t->section >= b->section_count)
         return mxd_refuse(b, MXD_BAD_TENSOR, "tensor '%s' names section %u of %u", t->name, t->section,
-                                 b->section_count);
+                          b->section_count);
     uint64_t bytes = tensor_bytes(t->dtype, t->rows, t->cols);
     size_t room = b->sections[t->section].len;
     if (bytes == 0 || t->len != bytes || t->offset % 64 || t->offset > room || t->len > room - t->offset)
         return mxd_refuse(b, MXD_BAD_TENSOR, "tensor '%s' does not fit its shape or section", t->name);
-    if (!mxd_all_zero(e + 120, 8))
-        return mxd_refuse(b, MXD_BAD_HEADER, "tensor '%s' has reserved bytes set", t->name);
+    if (!mxd_all_zero(e + 120, 8)) return mxd_refuse(b, MXD_BAD_HEADER, "tensor '%s' has reserved bytes set", t->name);
     return MXD_OK;
 }
 
@@ -220,7 +216,7 @@ mxd_status mxd_bundle_need_tensor(const mxd_bundle *b, const mxd_section *in, co
         return mxd_refuse(b, MXD_BAD_DTYPE, "tensor '%s' has dtype %u, not %u", name, t->dtype, dtype);
     if (t->rows != rows || t->cols != cols)
         return mxd_refuse(b, MXD_BAD_SHAPE, "tensor '%s' is %llu x %llu, the config asks for %u x %u", name,
-                                 (unsigned long long)t->rows, (unsigned long long)t->cols, rows, cols);
+                          (unsigned long long)t->rows, (unsigned long long)t->cols, rows, cols);
     *out = in->data + t->offset;
     return MXD_OK;
 }

@@ -1,5 +1,5 @@
-/* What the sections of a bundle hold: config, tensors of the planes, golden vectors, drafter, and the rest by the readers
- * of their own files. */
+/* What the sections of a bundle hold: config, tensors of the planes, golden vectors, drafter, and the rest by the
+ * readers of their own files. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,8 +129,7 @@ static mxd_status read_golden(mxd_bundle *b, const mxd_section *s) {
         if (s->len - at < 4) return mxd_refuse(b, MXD_BAD_GOLDEN, "golden prompts cut short");
         uint32_t count = mxd_load_u32(s->data + at);
         at += 4;
-        if (count < 1 || count > MAX_GOLDEN_TOKENS || count + g->greedy > c->max_positions ||
-            (s->len - at) / 4 < count)
+        if (count < 1 || count > MAX_GOLDEN_TOKENS || count + g->greedy > c->max_positions || (s->len - at) / 4 < count)
             return mxd_refuse(b, MXD_BAD_GOLDEN, "golden prompt %u has an impossible length", p);
         for (uint32_t i = 0; i < count; i++, at += 4)
             if (mxd_load_u32(s->data + at) >= c->vocab)
@@ -156,8 +155,7 @@ static mxd_status read_draft_config(const mxd_bundle *b, const mxd_section *s) {
     mxd_draft_model *d = &b->model->drafter;
     if (s->len != 160) return mxd_refuse(b, MXD_BAD_DRAFT, "draft.config has %zu bytes", s->len);
     if (mxd_load_u32(s->data) != 1)
-        return mxd_refuse(b, MXD_BAD_DRAFT, "drafter architecture %u, this runtime knows 1",
-                                 mxd_load_u32(s->data));
+        return mxd_refuse(b, MXD_BAD_DRAFT, "drafter architecture %u, this runtime knows 1", mxd_load_u32(s->data));
     const uint32_t dimensions[6] = {c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab};
     static const char *const target[3] = {"target.shared", "target.base", "tokenizer"};
     bool same = true, belongs = true;
@@ -165,8 +163,7 @@ static mxd_status read_draft_config(const mxd_bundle *b, const mxd_section *s) {
     if (!same) return mxd_refuse(b, MXD_BAD_DRAFT, "the drafter has other dimensions than the target");
     for (int i = 0; i < 3; i++)
         belongs = belongs && mxd_load_u32(s->data + 56 + 4 * i) == mxd_bundle_find(b, target[i])->crc;
-    if (!belongs)
-        return mxd_refuse(b, MXD_BAD_DRAFT, "the drafter belongs to another target: pack both together");
+    if (!belongs) return mxd_refuse(b, MXD_BAD_DRAFT, "the drafter belongs to another target: pack both together");
 
     d->features = mxd_load_u32(s->data + 28);
     d->vocab = mxd_load_u32(s->data + 48);
@@ -194,7 +191,7 @@ static mxd_status read_draft_tensors(const mxd_bundle *b, const mxd_section *in)
     for (uint32_t i = 0; i < b->tensor_count; i++)
         if (&b->sections[b->tensors[i].section] != in)
             return mxd_refuse(b, MXD_BAD_TENSOR, "tensor '%s' of the drafter is not in draft.weights",
-                                     b->tensors[i].name);
+                              b->tensors[i].name);
     for (uint32_t i = 0; i < d->features; i++) {
         snprintf(name, sizeof name, "feature_norm.%u.weight", i);
         if ((status = need_f32(b, in, name, 1, hidden, &d->feature_norm[i]))) return status;

@@ -16,21 +16,21 @@ static mxd_status refuse(mxd_error *err, const char *what) {
     return mxd_fail(err, MXD_BAD_CHAT, "chat: %s: pack the bundle again", what);
 }
 
-/* [a-z_]+, NUL-padded, at least one NUL. */
-static int valid_role(const char *name) {
+/* Whether a name is [a-z_]+, NUL-padded, with at least one NUL. */
+static bool valid_role(const char *name) {
     size_t n = 0;
     while (n < MXD_ROLE_BYTES && ((name[n] >= 'a' && name[n] <= 'z') || name[n] == '_')) n++;
-    if (n == 0 || n == MXD_ROLE_BYTES) return 0;
+    if (n == 0 || n == MXD_ROLE_BYTES) return false;
     for (size_t i = n; i < MXD_ROLE_BYTES; i++)
-        if (name[i]) return 0;
-    return 1;
+        if (name[i]) return false;
+    return true;
 }
 
-static int valid_text(const uint8_t *text, size_t len) {
+static bool valid_text(const uint8_t *text, size_t len) {
     uint32_t c;
     for (size_t pos = 0, width; pos < len; pos += width)
-        if (!(width = mxd_utf8_decode(text + pos, len - pos, &c))) return 0;
-    return 1;
+        if (!(width = mxd_utf8_decode(text + pos, len - pos, &c))) return false;
+    return true;
 }
 
 static const uint32_t *segment_at(const mxd_chat *c, uint32_t i) {
@@ -86,7 +86,8 @@ mxd_status mxd_chat_init(mxd_chat *c, const uint8_t *section, size_t len, uint32
 
 /* ---- conversations ---- */
 
-/* Collects text up to the next control token, so that it is encoded as a whole. */
+/* What was written of a conversation: its ids, and text that waits for the next control token to be encoded as a
+ * whole. */
 typedef struct writer {
     const mxd_chat *chat;
     const mxd_tokenizer *tokenizer;
@@ -152,7 +153,7 @@ mxd_status mxd_chat_encode_messages(const mxd_chat *c, const mxd_tokenizer *t, c
                                     mxd_error *err) {
     *n = 0;
     if (count == 0) return mxd_fail(err, MXD_ERR_ARGUMENT, "a conversation needs at least one message");
-    /* A message brings one prefix and one suffix; what stands before and behind all of them comes once. */
+    /* Each message brings one prefix and one suffix; what precedes and follows all of them comes once. */
     size_t room = c->text_bytes;
     for (size_t i = 0; i < count; i++) room += c->text_bytes + strlen(messages[i].content);
     writer w = {.chat = c, .tokenizer = t, .text = malloc(room + 1), .out = {ids, cap, 0}};

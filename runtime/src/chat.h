@@ -10,7 +10,7 @@
 typedef struct mxd_chat {
     uint32_t role_count, segment_count, text_bytes;
     const char (*role)[MXD_ROLE_BYTES]; /* (role_count) NUL-terminated names */
-    const uint32_t *piece_end;          /* (3 + 2 role_count) index behind each piece's last segment */
+    const uint32_t *piece_end;          /* (3 + 2 role_count) index after the last segment of each piece */
     const uint32_t *segment;            /* (segment_count, 2) token id, or MXD_NO_TOKEN for text; end of its text */
     const uint8_t *text;
 } mxd_chat;
@@ -19,10 +19,10 @@ typedef struct mxd_chat {
  * 4-byte aligned (bundle sections are) and outlive c. */
 mxd_status mxd_chat_init(mxd_chat *c, const uint8_t *section, size_t len, uint32_t vocab, mxd_error *err);
 
-/* mxd_chat_encode() of the public header. What lies between two control tokens of the template is encoded as one
- * text, as if the whole conversation had been written out first, but control-token text in a message stays text.
- * Allocates one buffer of the conversation's size, freed on return. MXD_ERR_ARGUMENT: no message, or a role that the
- * template does not have (the error names those it has). */
+/* Encode a conversation: mxd_chat_encode() of the public header. What lies between two control tokens of the template
+ * is encoded as one text, as if the whole conversation had been written out first, but control-token text in a message
+ * stays text. Allocates one buffer of the conversation's size, freed on return. MXD_ERR_ARGUMENT: no message, or a role
+ * that the template does not have (the error names those it has). */
 mxd_status mxd_chat_encode_messages(const mxd_chat *c, const mxd_tokenizer *t, const mxd_message *messages,
                                     size_t count, int add_generation, uint32_t *ids, size_t cap, size_t *n,
                                     mxd_error *err);

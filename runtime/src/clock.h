@@ -1,10 +1,10 @@
-/* The clock that durations are measured with. */
+/* The clock for durations. */
 #ifndef MXD_CLOCK_H
 #define MXD_CLOCK_H
 
 #include <time.h>
 
-/* Seconds since some moment. */
+/* Return the seconds since some fixed moment. */
 static inline double mxd_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -8,7 +8,7 @@ enum { BLOCK = 32 };
 
 static const float E2M1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
-/* Nearest E2M1 code, ties to the even mantissa, magnitudes above 6 saturate, negative zero becomes zero. */
+/* Return the nearest E2M1 code: ties to the even mantissa; magnitudes above 6 saturate; negative zero becomes zero. */
 static uint8_t e2m1_code(float v) {
     float a = fabsf(v);
     uint8_t code = (uint8_t)((a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) +
@@ -20,7 +20,7 @@ static int clamp(int x, int lo, int hi) {
     return x < lo ? lo : x > hi ? hi : x;
 }
 
-/* floor(log2(max |x|)) of a block, or INT32_MIN for a block of zeros; -1 in *bad or the index of a non-finite value. */
+/* Return floor(log2(max |x|)) of a block, INT32_MIN for zeros; *bad gets the index of a non-finite value, or -1. */
 static int block_exponent(const float *x, int *bad) {
     float amax = 0;
     *bad = -1;
@@ -49,14 +49,15 @@ static int search_exponent(const float *x, int e) {
     for (int delta = -1; delta <= 1; delta++) {
         int candidate = clamp(e + delta, -127, 127);
         double error = squared_error(x, candidate);
-        if (error < least) least = error, best = candidate;
+        if (error < least) best = candidate;
+        if (error < least) least = error;
     }
     return best;
 }
 
 mxd_status mxd_mxfp4_encode(const float *x, size_t rows, size_t k, mxd_rule rule, uint8_t *data, uint8_t *scale,
                             mxd_error *err) {
-    if (k == 0 || k % BLOCK) return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu columns are no multiple of 32", k);
+    if (k == 0 || k % BLOCK) return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu columns are not a multiple of 32", k);
     for (size_t b = 0; b < rows * (k / BLOCK); b++, x += BLOCK, data += BLOCK / 2) {
         int bad, e = block_exponent(x, &bad);
         if (bad >= 0)
@@ -84,7 +85,7 @@ void mxd_mxfp4_decode(const uint8_t *data, const uint8_t *scale, size_t rows, si
 }
 
 mxd_status mxd_mxint8_encode(const float *x, size_t rows, size_t k, int8_t *data, uint8_t *scale, mxd_error *err) {
-    if (k == 0 || k % BLOCK) return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu columns are no multiple of 32", k);
+    if (k == 0 || k % BLOCK) return mxd_fail(err, MXD_ERR_ARGUMENT, "%zu columns are not a multiple of 32", k);
     for (size_t b = 0; b < rows * (k / BLOCK); b++, x += BLOCK, data += BLOCK) {
         int bad, e = block_exponent(x, &bad);
         if (bad >= 0)

@@ -1,6 +1,8 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "costs.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,15 +10,13 @@
 #include <unistd.h>
 
 #include "clock.h"
-#include "costs.h"
-#include "cpu.h"
 #include "engine.h"
 #include "hash.h"
 
 enum { REPEAT = 5, WIDE_REPEAT = 3, NARROW = 9, MEASURED = NARROW + MXD_WIDE_COSTS };
-enum { COSTS = 16 + MXD_WIDE_COSTS + 3, PATH_BYTES = 4096 };
+enum { NUMBERS = MXD_COST_ROWS + MXD_WIDE_COSTS + 3, PATH_BYTES = 4096 };
 
-static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, 16, MXD_WIDE_ROWS};
+static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, MXD_COST_ROWS, MXD_WIDE_ROWS};
 
 void mxd_engine_get_costs(const mxd_engine *g, mxd_costs *out) {
     *out = mxd_engine_policy(g).costs;
@@ -26,12 +26,14 @@ void mxd_engine_set_costs(mxd_engine *g, const mxd_costs *costs) {
     mxd_tuner_set_costs(&g->tuner, costs);
 }
 
-/* Positions before the measured rows: a short context, if there is room. */
+/* ---- measuring ---- */
+
+/* Return the number of positions before the measured rows: a short context, if there is room. */
 static uint32_t first_position(const mxd_engine *g) {
     return g->plan.ctx > 96 ? 64 : 0;
 }
 
-/* Most rows that are measured: as many as a step of decoding can have. */
+/* Return the most rows that are measured: as many as a step of decoding can have. */
 static uint32_t widest(const mxd_engine *g) {
     uint32_t most = g->plan.ctx - 1 - first_position(g), decoding = g->max_seqs * (1 + MXD_MAX_DRAFT);
     if (most > g->max_rows) most = g->max_rows;
@@ -39,7 +41,7 @@ static uint32_t widest(const mxd_engine *g) {
     return most < WIDTHS[MEASURED - 1] ? most : WIDTHS[MEASURED - 1];
 }
 
-/* Where a measured width's seconds belong. */
+/* Return where a measured width's seconds belong. */
 static double *cost_of(mxd_costs *c, int width) {
     return width < NARROW ? &c->step[WIDTHS[width]] : &c->wide[width - NARROW];
 }
@@ -55,31 +57,30 @@ mxd_status mxd_time_rows(mxd_engine *g, uint32_t position, uint32_t rows, int pr
     return status;
 }
 
-static double least(double a, double b) {
-    return a < b ? a : b;
+static void keep_least(double *cost, double seconds, bool first) {
+    if (first || seconds < *cost) *cost = seconds;
 }
 
-/* The least of several times for each width, taken in turns: what disturbs only ever adds. */
+/* Measure each width several times, in turns, and keep the least of its times: what disturbs only ever adds. */
 static mxd_status time_steps(mxd_engine *g, mxd_costs *out, mxd_error *err) {
-    double draft_together = 0;
+    double together = 0;
     for (int round = -1; round < REPEAT; round++) { /* the first one warms up */
-        int narrow_only = round < 0 || round >= WIDE_REPEAT;
+        bool narrow_only = round < 0 || round >= WIDE_REPEAT, first = round <= 0;
         for (int i = 0; i < (narrow_only ? NARROW : MEASURED) && WIDTHS[i] <= widest(g); i++) {
-            double seconds, *cost = cost_of(out, i);
+            double seconds;
             mxd_status status = mxd_time_rows(g, first_position(g), WIDTHS[i], mxd_first_pass(g), &seconds, err);
             if (status) return status;
-            if (round >= 0) *cost = *cost > 0 ? least(*cost, seconds) : seconds;
+            keep_least(cost_of(out, i), seconds, first);
         }
-        double draft = g->drafter.in_use ? mxd_draft_model_time(g, 1) : 0, base = 0;
-        double together = g->drafter.in_use ? mxd_draft_model_time(g, g->max_seqs) : 0;
-        mxd_status status = mxd_first_pass(g) ? mxd_time_rows(g, first_position(g), 1, 0, &base, err) : MXD_OK;
+        if (g->drafter.in_use) keep_least(&out->draft, mxd_draft_model_time(g, 1), first);
+        if (g->drafter.in_use) keep_least(&together, mxd_draft_model_time(g, g->max_seqs), first);
+        if (mxd_first_pass(g) == 0) continue;
+        double base;
+        mxd_status status = mxd_time_rows(g, first_position(g), 1, 0, &base, err);
         if (status) return status;
-        out->draft = round <= 0 ? draft : least(draft, out->draft);
-        out->base = round <= 0 ? base : least(base, out->base);
-        draft_together = round <= 0 ? together : least(together, draft_together);
+        keep_least(&out->base, base, first);
     }
-    if (g->max_seqs > 1 && draft_together > out->draft)
-        out->draft_row = (draft_together - out->draft) / (g->max_seqs - 1);
+    if (g->max_seqs > 1 && together > out->draft) out->draft_row = (together - out->draft) / (g->max_seqs - 1);
     return MXD_OK;
 }
 
@@ -88,18 +89,19 @@ static int by_value(const void *a, const void *b) {
     return *x < *y ? -1 : *x > *y;
 }
 
-/* Wide steps cost in proportion to their rows, which is what decides whether a row more pays: the median of the slopes
- * between all of them, from 16 rows on, bears that some were disturbed. */
+/* Put the costs of wide steps on a straight line, whose slope decides whether a row more pays: the Theil-Sen slope from
+ * MXD_COST_ROWS rows on, which is robust to a few disturbed samples. */
 static void straighten(mxd_costs *c, int count) {
     double slopes[(MXD_WIDE_COSTS + 1) * MXD_WIDE_COSTS / 2];
     int n = 0;
     for (int i = NARROW - 1; i < count; i++)
         for (int k = i + 1; k < count; k++) slopes[n++] = (*cost_of(c, k) - *cost_of(c, i)) / (WIDTHS[k] - WIDTHS[i]);
     qsort(slopes, (size_t)n, sizeof *slopes, by_value);
-    for (int i = NARROW; i < count; i++) *cost_of(c, i) = c->step[16] + slopes[n / 2] * (WIDTHS[i] - 16);
+    for (int i = NARROW; i < count; i++)
+        *cost_of(c, i) = c->step[MXD_COST_ROWS] + slopes[n / 2] * (WIDTHS[i] - MXD_COST_ROWS);
 }
 
-/* Fill in the widths between; more rows never cost less. */
+/* Fill in the widths between the measured ones; more rows never cost less. */
 static void fill_in(const mxd_engine *g, mxd_costs *c) {
     uint32_t last = 1;
     int count = 0;
@@ -112,7 +114,7 @@ static void fill_in(const mxd_engine *g, mxd_costs *c) {
             c->step[r] = before + (*cost - before) * (r - last) / (WIDTHS[i] - last);
         last = WIDTHS[i];
     }
-    for (uint32_t r = last + 1; r <= 16; r++) c->step[r] = c->step[last] * r / last;
+    for (uint32_t r = last + 1; r <= MXD_COST_ROWS; r++) c->step[r] = c->step[last] * r / last;
 }
 
 /* ---- the file ---- */
@@ -124,16 +126,16 @@ void mxd_costs_describe(const mxd_engine *g, char *out, size_t cap) {
         char line[256];
         while (fgets(line, sizeof line, f))
             if (!strncmp(line, "model name", 10) || !strncmp(line, "CPU part", 8) || !strncmp(line, "Model", 5))
-                memcpy(cpu, line, sizeof cpu); /* the last one: a Pi's board stands at the end */
+                memcpy(cpu, line, sizeof cpu); /* the last one: a Pi's board comes at the end */
         fclose(f);
     }
     const mxd_config *c = &g->model->config;
     snprintf(out, cap,
-             "mxdraft %s %s %s %s threads %u precision %d kv %d drafter %d rows %u from %u model %u %u %u %u %" PRIu64 " %s",
+             "mxdraft %s %s %s %s threads %u precision %d kv %d drafter %d rows %u from %u "
+             "model %u %u %u %u %" PRIu64 " %s",
              mxd_version(), g->kernel_names.matmul_mxfp4, g->kernel_names.matmul_mxint8, g->kernel_names.attention,
              g->plan.threads, mxd_first_pass(g), (int)g->kv.mode, g->drafter.in_use, widest(g), first_position(g),
-             c->hidden, c->layers,
-             c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
+             c->hidden, c->layers, c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
 
 static void costs_path(const mxd_engine *g, const char *directory, char *out, size_t cap) {
@@ -149,53 +151,53 @@ static void costs_path(const mxd_engine *g, const char *directory, char *out, si
         used += snprintf(out + used, cap - (size_t)used, "%02x", digest[i]);
 }
 
-static int is_plausible(double seconds) {
-    return seconds >= 0 && seconds < 3600;
-}
-
-static int plausible(const mxd_costs *c) {
-    for (int r = 1; r <= 16; r++)
-        if (!is_plausible(c->step[r]) || c->step[r] == 0 || c->step[r] < c->step[r - 1]) return 0;
-    for (int i = 0; i < MXD_WIDE_COSTS; i++)
-        if (!is_plausible(c->wide[i]) || (c->wide[i] > 0 && c->wide[i] < (i ? c->wide[i - 1] : c->step[16]))) return 0;
-    return is_plausible(c->draft) && is_plausible(c->base) && is_plausible(c->draft_row);
-}
-
-/* The numbers of the file, in its order; returns their count. Wide steps are those of several sequences. */
-static int list_costs(const mxd_engine *g, mxd_costs *c, double *out[]) {
+/* List the numbers of the file, in its order; returns their count. Wide steps are those of several sequences. */
+static int list_costs(const mxd_engine *g, mxd_costs *c, double *out[NUMBERS]) {
     int n = 0;
-    for (int r = 1; r <= 16; r++) out[n++] = &c->step[r];
+    for (int r = 1; r <= MXD_COST_ROWS; r++) out[n++] = &c->step[r];
     out[n++] = &c->draft;
     out[n++] = &c->base;
-    if (widest(g) <= 16) return n;
+    if (widest(g) <= MXD_COST_ROWS) return n;
     out[n++] = &c->draft_row;
     for (int i = 0; i < MXD_WIDE_COSTS; i++) out[n++] = &c->wide[i];
     return n;
 }
 
-/* A line of numbers in microseconds. Returns whether it is whole and makes sense. */
-static int read_costs(const mxd_engine *g, const char *path, mxd_costs *out) {
-    double *numbers[COSTS];
-    FILE *f = fopen(path, "re");
-    if (!f) return 0;
-    *out = (mxd_costs){0};
-    int ok = 1, n = list_costs(g, out, numbers);
-    for (int i = 0; i < n && ok; i++) ok = fscanf(f, "%lf", numbers[i]) == 1, *numbers[i] *= 1e-6;
-    ok = ok && fgetc(f) == '\n' && fgetc(f) == EOF;
-    fclose(f);
-    return ok && plausible(out);
+/* Whether more rows never cost less; a wide step that costs 0 was not measured. */
+static bool is_ordered(const mxd_costs *c) {
+    bool ok = c->step[1] > 0;
+    for (int r = 2; r <= MXD_COST_ROWS; r++) ok = ok && c->step[r] >= c->step[r - 1];
+    for (int i = 0; i < MXD_WIDE_COSTS; i++)
+        ok = ok && (c->wide[i] == 0 || c->wide[i] >= (i ? c->wide[i - 1] : c->step[MXD_COST_ROWS]));
+    return ok;
 }
 
-/* Whole or not at all: another process may read it. What fails is measured again next time. */
+/* Read a line of numbers in microseconds. Returns whether it is whole and makes sense. */
+static bool read_costs(const mxd_engine *g, const char *path, mxd_costs *out) {
+    double *numbers[NUMBERS];
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    *out = (mxd_costs){0};
+    bool ok = true;
+    for (int i = 0, n = list_costs(g, out, numbers); i < n && ok; i++) {
+        ok = fscanf(f, "%lf", numbers[i]) == 1 && *numbers[i] >= 0 && *numbers[i] < 3600e6;
+        *numbers[i] *= 1e-6;
+    }
+    ok = ok && fgetc(f) == '\n' && fgetc(f) == EOF;
+    fclose(f);
+    return ok && is_ordered(out);
+}
+
+/* Write the file whole or not at all: another process may read it. What fails is measured again next time. */
 static void write_costs(const mxd_engine *g, const char *path, mxd_costs *c) {
     char temporary[PATH_BYTES];
-    double *numbers[COSTS];
+    double *numbers[NUMBERS];
     if ((size_t)snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid()) >= sizeof temporary) return;
     FILE *f = fopen(temporary, "wxe");
     if (!f) return;
     int n = list_costs(g, c, numbers);
     for (int i = 0; i < n; i++) fprintf(f, "%.3f%c", *numbers[i] * 1e6, i + 1 < n ? ' ' : '\n');
-    int failed = fflush(f) || fsync(fileno(f));
+    bool failed = fflush(f) || fsync(fileno(f));
     failed |= fclose(f);
     if (failed || rename(temporary, path)) unlink(temporary);
 }

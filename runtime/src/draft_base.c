@@ -1,7 +1,5 @@
 #include "draft_base.h"
 
-#include "draft_log.h"
-#include "precision.h"
 #include "internal.h"
 
 /* List the tokens of the proposal's likeliest chain: its first nodes on each level. Returns their number. */
@@ -9,8 +7,8 @@ static uint32_t likeliest_chain(const mxd_proposal *d, uint32_t *out) {
     uint32_t count = 0;
     int32_t last = -1;
     for (uint32_t i = 0; i < d->count; i++) {
-        if (d->parent[i] != last) continue;
-        out[count++] = d->token[i];
+        if (d->node[i].parent != last) continue;
+        out[count++] = d->node[i].token;
         last = (int32_t)i;
     }
     return count;

@@ -24,24 +24,24 @@ void mxd_draft_log_proposed(mxd_seq *s) {
     mxd_proposal *d = &log->proposal;
     log->count = d->count;
     for (uint32_t i = 0; i < d->count; i++) {
-        const mxd_draft_record *parent = d->parent[i] < 0 ? NULL : &log->records[d->parent[i]];
-        d->record[i] = (uint8_t)i;
-        log->kind[i] = d->kind[i];
+        mxd_node *node = &d->node[i];
+        node->record = (uint8_t)i;
+        log->kind[i] = node->kind;
         log->records[i] = (mxd_draft_record){
-            .token = d->token[i],
-            .parent = d->parent[i],
-            .depth = parent ? parent->depth + 1 : 0,
-            .source = source_of(d->kind[i]),
-            .confidence = d->confidence[i],
-            .history = mxd_policy_history(s->engine->policy, d->kind[i]),
-            .chance = d->path[i],
+            .token = node->token,
+            .parent = node->parent,
+            .depth = node->parent < 0 ? 0 : log->records[node->parent].depth + 1,
+            .source = source_of(node->kind),
+            .confidence = node->confidence,
+            .history = mxd_policy_history(s->engine->policy, node->kind),
+            .chance = node->path,
         };
     }
 }
 
 void mxd_draft_log_verified(mxd_seq *s) {
     mxd_draft_log *log = &s->drafts;
-    for (uint32_t i = 0; i < log->proposal.count; i++) log->records[log->proposal.record[i]].verified = 1;
+    for (uint32_t i = 0; i < log->proposal.count; i++) log->records[log->proposal.node[i].record].verified = 1;
 }
 
 void mxd_draft_log_chosen(const mxd_seq *s, uint32_t token) {
@@ -55,12 +55,9 @@ void mxd_draft_log_chosen(const mxd_seq *s, uint32_t token) {
     }
 }
 
-void mxd_draft_log_accepted(mxd_seq *s, uint32_t node) {
-    s->drafts.records[s->drafts.proposal.record[node]].accepted = 1;
-}
-
-void mxd_draft_log_committed(mxd_seq *s, size_t at, bool drafted) {
-    s->drafts.drafted[at] = drafted;
+void mxd_draft_log_committed(mxd_seq *s, size_t at, int32_t node) {
+    s->drafts.drafted[at] = node >= 0;
+    if (node >= 0) s->drafts.records[s->drafts.proposal.node[node].record].accepted = 1;
 }
 
 const mxd_draft_record *mxd_seq_drafts(const mxd_seq *s, size_t *n) {

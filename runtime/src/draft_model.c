@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "clock.h"
-#include "draft_log.h"
 #include "layer.h"
 
 static size_t tile_bytes(const mxd_engine *g) {
@@ -13,6 +12,11 @@ static size_t tile_bytes(const mxd_engine *g) {
 /* Return the number of logits of one row. */
 static size_t logits_of_row(const mxd_engine *g) {
     return g->model->drafter.vocab + MXD_CONTEXT_ROWS;
+}
+
+void mxd_draft_model_resolve(mxd_engine *g) {
+    bool asked = g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL;
+    g->drafter.in_use = asked && g->model->drafter.features > 0;
 }
 
 void mxd_draft_model_take(mxd_engine *g, mxd_arena *a) {
@@ -55,7 +59,8 @@ void mxd_draft_model_init(mxd_engine *g) {
     for (uint32_t i = 0; i < g->max_seqs; i++) memcpy(g->seqs[i].drafter.ids, d->ids, d->vocab * sizeof *d->ids);
 }
 
-/* Let the drafter choose the tokens of the context too. When all rows are taken, the newest token replaces the oldest. */
+/* Let the drafter choose the tokens of the context too. When all rows are taken, the newest token replaces the
+ * oldest. */
 static void learn_context(const mxd_engine *g, mxd_seq *s) {
     mxd_drafter_state *d = &s->drafter;
     uint32_t vocab = g->model->drafter.vocab;
@@ -110,8 +115,8 @@ static void fuse_features(const mxd_worker *w) {
     float *rows = mxd_input_of(w, g->row_count, &from, &to)->rows;
     for (size_t m = from; m < to; m++)
         for (uint32_t f = 0; f < d->features; f++)
-            g->kernels.rmsnorm(g->drafter.features + (g->drafter.feature_row[m] * d->features + f) * hidden, d->feature_norm[f], hidden,
-                               g->model->config.rms_eps, rows + m * width + f * hidden);
+            g->kernels.rmsnorm(g->drafter.features + (g->drafter.feature_row[m] * d->features + f) * hidden,
+                               d->feature_norm[f], hidden, g->model->config.rms_eps, rows + m * width + f * hidden);
     mxd_finish_input(w, g->row_count, rows, width, from, to);
     mxd_multiply(w, g->row_count, &(mxd_product){&d->feature_proj, g->drafter.states, hidden}, 1);
     mxd_barrier(w);
@@ -291,7 +296,7 @@ static size_t deepens(const mxd_engine *g, mxd_seq *const *seqs, const size_t *m
     double gain = 0;
     for (size_t i = 0; i < n; i++) {
         if (newest[i] < 0) continue;
-        double more = mxd_policy_deeper_gain(g->policy, seqs[i]->drafts.proposal.path[newest[i]], rows);
+        double more = mxd_policy_deeper_gain(g->policy, seqs[i]->drafts.proposal.node[newest[i]].path, rows);
         if (depth >= most[i] || !(asked || more > 0)) {
             newest[i] = -1;
             continue;
@@ -314,7 +319,7 @@ void mxd_draft_model_propose(mxd_engine *g, mxd_seq *const *seqs, const size_t *
             mxd_seq *s = seqs[i];
             if (newest[i] < 0) continue;
             memcpy(g->drafter.states + g->row_count * hidden, s->drafter.state, hidden * sizeof(float));
-            add_row(g, s, s->token_count - 2 + depth, s->drafts.proposal.token[newest[i]], true);
+            add_row(g, s, s->token_count - 2 + depth, s->drafts.proposal.node[newest[i]].token, true);
         }
         run_pass(g, false, use);
         take_guesses(g, depth);

@@ -22,7 +22,7 @@ mxd_status mxd_ngram_table_init(mxd_ngram_table *t, const uint8_t *section, size
         const uint32_t *next = t->next[order - 1] = context + (size_t)n * order;
         at += (size_t)n * (4 * order + 4);
         for (uint32_t i = 0; i < n; i++) {
-            int ok = next[i] < vocab && (i == 0 || compare(context + (i - 1) * order, context + i * order, order) < 0);
+            bool ok = next[i] < vocab && (i == 0 || compare(context + (i - 1) * order, context + i * order, order) < 0);
             for (uint32_t j = 0; j < order; j++) ok = ok && context[i * order + j] < vocab;
             if (!ok)
                 return mxd_fail(err, MXD_BAD_DRAFT, "draft.ngrams: entry %u of order %u is out of order or vocabulary",
@@ -34,23 +34,24 @@ mxd_status mxd_ngram_table_init(mxd_ngram_table *t, const uint8_t *section, size
         if (len - at < t->count[order - 1]) return mxd_fail(err, MXD_BAD_DRAFT, "draft.ngrams ends too early");
         at += t->count[order - 1];
     }
-    if (at != len) return mxd_fail(err, MXD_BAD_DRAFT, "draft.ngrams has bytes behind its end");
+    if (at != len) return mxd_fail(err, MXD_BAD_DRAFT, "draft.ngrams has trailing bytes");
     return MXD_OK;
 }
 
-/* A sequence with the tokens drafted so far behind it. */
+/* A sequence, followed by the tokens drafted so far. */
 typedef struct text {
-    const uint32_t *ids, *drafted;
-    size_t n, count;
+    const uint32_t *ids; /* (n) */
+    size_t n;
+    const mxd_proposal *drafted;
 } text;
 
 static uint32_t token_at(const text *t, size_t i) {
-    return i < t->n ? t->ids[i] : t->drafted[i - t->n];
+    return i < t->n ? t->ids[i] : t->drafted->node[i - t->n].token;
 }
 
-/* Look up the last `order` tokens of a text; returns the entry, or -1. */
+/* Look up the last `order` tokens of a text; returns the index of the entry, or -1. */
 static int64_t find(const mxd_ngram_table *table, uint32_t order, const text *t) {
-    size_t length = t->n + t->count;
+    size_t length = t->n + t->drafted->count;
     if (!table || length < order) return -1;
     uint32_t key[ORDERS];
     for (uint32_t i = 0; i < order; i++) key[i] = token_at(t, length - order + i);
@@ -65,8 +66,8 @@ static int64_t find(const mxd_ngram_table *table, uint32_t order, const text *t)
     return -1;
 }
 
-/* Longest earlier occurrence of the end of ids[n], the latest among equals: its length, and where its
- * continuation begins. Matches of more than LONGEST_MATCH tokens count as that long. */
+/* Find the longest earlier occurrence of the end of ids[n], the latest among equals. Returns its length and where its
+ * continuation begins; matches of more than LONGEST_MATCH tokens count as that long. */
 static size_t find_copy(const uint32_t *ids, size_t n, size_t *continuation) {
     size_t longest = 0;
     if (n < 2) return 0;
@@ -75,7 +76,8 @@ static size_t find_copy(const uint32_t *ids, size_t n, size_t *continuation) {
         if (ids[end] != last) continue;
         size_t length = 1;
         while (length < LONGEST_MATCH && length <= end && ids[end - length] == ids[n - 1 - length]) length++;
-        if (length > longest) longest = length, *continuation = end + 1;
+        if (length > longest) *continuation = end + 1;
+        if (length > longest) longest = length;
         if (longest == LONGEST_MATCH) break;
     }
     return longest;
@@ -90,7 +92,7 @@ void mxd_ngram_propose(const mxd_ngram_table *table, const mxd_policy *p, const 
     out->count = 0;
     size_t from = 0, length = find_copy(ids, n, &from);
     while (out->count < most) {
-        const text t = {ids, out->token, n, out->count};
+        const text t = {ids, n, out};
         uint32_t token = 0;
         uint8_t kind = MXD_KINDS;
         if (length > 0) { /* each drafted token makes the match longer */

@@ -1,23 +1,22 @@
-/* How many drafted tokens a step verifies: as many as make the most of its time, by estimates of both. */
+#include "draft_policy.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "draft_policy.h"
-
-enum { COST_ROWS = 16, PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 32, MODEL_PAUSE = 256 };
+enum { PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 32, MODEL_PAUSE = 256 };
 
 const uint32_t mxd_wide_rows[MXD_WIDE_COSTS] = {MXD_WIDE_ROWS};
 
 /* Weight of the first guess, and of all evidence: older evidence fades, so that a change of text is noticed. */
 static const float PRIOR_WEIGHT = 2, MEMORY = 48;
 
-/* Share of a token's chance that counts beside other sequences: there a row can cost nearly what a token is worth, and
+/* Share of a token's chance that counts next to other sequences: there a row can cost nearly what a token is worth, and
  * choosing what looks best by estimates that err promises too much. */
 static const float CAUTION = 0.95f;
 
 /* ---- identify: the chance of a drafted token ---- */
 
-/* Copies: by matched length, seen in this model's chats. */
+/* The priors of copies, by matched length, were seen in this model's chats. */
 float mxd_policy_prior(uint8_t kind) {
     if (kind < MXD_KIND_COPY) return 0.6f;
     if (kind < MXD_KIND_TABLE) {
@@ -46,21 +45,17 @@ static float chance_of(const mxd_policy *p, uint8_t kind, float confidence) {
 
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind,
                      float confidence) {
-    uint32_t i = out->count++;
     float chance = p->weights.alpha == 0 ? p->chance[kind] : chance_of(p, kind, confidence);
-    out->token[i] = token;
-    out->parent[i] = parent;
-    out->kind[i] = kind;
-    out->confidence[i] = confidence;
-    out->path[i] = chance * (parent < 0 ? 1 : out->path[parent]);
-    return i;
+    float path = chance * (parent < 0 ? 1 : out->node[parent].path);
+    out->node[out->count] = (mxd_node){token, parent, confidence, path, kind, 0};
+    return out->count++;
 }
 
-/* ---- what is learned ---- */
+/* ---- monitor: what is learned ---- */
 
 void mxd_policy_init(mxd_policy *p, const mxd_weights *weights) {
     *p = (mxd_policy){.weights = *weights, .patience = PATIENCE};
-    for (int r = 1; r <= COST_ROWS; r++) p->costs.step[r] = 1 + 0.1 * (r - 1); /* a guess, in steps of one row */
+    for (int r = 1; r <= MXD_COST_ROWS; r++) p->costs.step[r] = 1 + 0.1 * (r - 1); /* a guess, in steps of one row */
     for (uint8_t kind = 0; kind < MXD_KINDS; kind++) p->chance[kind] = chance_of(p, kind, mxd_policy_prior(kind));
 }
 
@@ -68,7 +63,7 @@ void mxd_policy_set_costs(mxd_policy *p, const mxd_costs *costs) {
     p->costs = *costs;
     memcpy(p->measured_step, costs->step, sizeof p->measured_step);
     p->pace = 1;
-    p->measured = 1;
+    p->measured = true;
 }
 
 static void learn_draft(mxd_policy *p, const mxd_observation *o) {
@@ -83,7 +78,7 @@ static void learn_draft(mxd_policy *p, const mxd_observation *o) {
     if (o->accepted && o->verified) p->patience = PATIENCE;
 }
 
-/* Whether anything pays is looked at again after steps without, ever less often. */
+/* Look again after steps without a draft whether one pays, ever less often. */
 static void learn_choice(mxd_policy *p, mxd_choice choice) {
     if (choice == MXD_NOTHING_PROPOSED) return;
     p->idle = choice == MXD_NONE_PAID ? p->idle + 1 : 0;
@@ -96,8 +91,8 @@ static double clamp(double x, double least, double most) {
 
 static const double SHARE = 0.05; /* of a new value in a moving average */
 
-/* Steps of one row tell how fast the machine is now; the others may turn out dearer beside them than measured, never
- * cheaper: else a cost that is wrong could keep the steps away that would tell. */
+/* Learn from a step of one row how fast the machine is now. Wider steps may turn out dearer compared with that than
+ * measured, never cheaper: else a cost that is wrong could keep away the steps that would tell. */
 static void learn_cost(mxd_policy *p, size_t rows, double seconds) {
     const double *measured = p->measured_step;
     double *cost = p->costs.step;
@@ -106,13 +101,13 @@ static void learn_cost(mxd_policy *p, size_t rows, double seconds) {
         return;
     }
     cost[rows] += SHARE * (measured[rows] * clamp(seconds / (measured[rows] * p->pace), 1, 2) - cost[rows]);
-    for (size_t r = rows + 1; r <= COST_ROWS && cost[r] < cost[rows]; r++) cost[r] = cost[rows];
+    for (size_t r = rows + 1; r <= MXD_COST_ROWS && cost[r] < cost[rows]; r++) cost[r] = cost[rows];
 }
 
 static void learn_step(mxd_policy *p, const mxd_observation *o) {
     int together = o->together;
     if (p->model[together].pause > 0) p->model[together].pause--;
-    if (!p->measured || (!together && o->rows > COST_ROWS)) return;
+    if (!p->measured || (!together && o->rows > MXD_COST_ROWS)) return;
     if (!together) learn_cost(p, o->rows, o->seconds);
     if (!o->asked_model) return;
     double without = together ? (o->seconds - (double)o->drafter_s) / (1 - (double)o->drafter_gain)
@@ -130,22 +125,24 @@ void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
     else learn_step(p, o);
 }
 
-/* ---- schedule ---- */
+/* ---- schedule: what pays ---- */
 
-/* Between widths that were measured, a straight line; behind them, the last one goes on. */
+/* Interpolate between the widths that were measured; after them, extrapolate the last line. */
 double mxd_policy_step_cost(const mxd_policy *p, size_t rows) {
     const double *c = p->costs.step;
-    if (rows <= COST_ROWS) return c[rows];
-    size_t last = COST_ROWS / 2, next = COST_ROWS;
-    double before = c[last], behind = c[next];
-    for (int i = 0; i < MXD_WIDE_COSTS && next < rows && p->costs.wide[i] > 0; i++) {
-        last = next, before = behind;
-        next = mxd_wide_rows[i], behind = p->costs.wide[i];
+    if (rows <= MXD_COST_ROWS) return c[rows];
+    size_t from = MXD_COST_ROWS / 2, to = MXD_COST_ROWS;
+    double before = c[from], after = c[to];
+    for (int i = 0; i < MXD_WIDE_COSTS && to < rows && p->costs.wide[i] > 0; i++) {
+        from = to;
+        to = mxd_wide_rows[i];
+        before = after;
+        after = p->costs.wide[i];
     }
-    return behind + (behind - before) / (double)(next - last) * ((double)rows - (double)next);
+    return after + (after - before) / (double)(to - from) * ((double)rows - (double)to);
 }
 
-/* Seconds that one more row costs. */
+/* Return the seconds that one more row costs. */
 static double row_cost(const mxd_policy *p, size_t rows) {
     return mxd_policy_step_cost(p, rows + 1) - mxd_policy_step_cost(p, rows);
 }
@@ -160,8 +157,8 @@ double mxd_policy_draft_cost(const mxd_policy *p) {
     return p->costs.draft - p->costs.draft_row;
 }
 
-int mxd_policy_asks_model(const mxd_policy *p, size_t n) {
-    if (p->model[n > 1].pause > 0) return 0;
+bool mxd_policy_asks_model(const mxd_policy *p, size_t n) {
+    if (p->model[n > 1].pause > 0) return false;
     float likeliest = 0;
     for (int kind = MXD_KIND_MODEL; kind < MXD_KIND_SECOND; kind++)
         if (p->chance[kind] > likeliest) likeliest = p->chance[kind];
@@ -171,59 +168,37 @@ int mxd_policy_asks_model(const mxd_policy *p, size_t n) {
 typedef struct candidate {
     float path;
     uint16_t sequence;
-    uint8_t node;
-    bool of_model;
+    uint8_t node, kind;
 } candidate;
 
-/* Whether a ranks before b: likeliest first. A parent is never less likely than its child, and has the lower index among
- * equals. */
-static bool ranks_before(candidate a, candidate b) {
-    if (a.path != b.path) return a.path > b.path;
-    return a.sequence != b.sequence ? a.sequence < b.sequence : a.node < b.node;
-}
-
-/* Let heap[i] sink to its place in a heap of n whose first is the last in rank. */
-static void sink(candidate *heap, size_t n, size_t i) {
-    candidate sinking = heap[i];
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && ranks_before(heap[child], heap[child + 1])) child++;
-        if (!ranks_before(sinking, heap[child])) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = sinking;
-}
-
-/* List the nodes of n proposals by rank; returns their number. Sorts in place, as qsort() may not: glibc's allocates. */
+/* List the nodes of n proposals, likeliest first, in their order among equals; returns their number. A parent is never
+ * less likely than its child, so it comes first. Not by qsort(), which may allocate: glibc's does from 128 nodes on. */
 static size_t rank(mxd_proposal *const *proposals, size_t n, candidate *out) {
     size_t count = 0;
     for (size_t s = 0; s < n; s++)
         for (uint32_t i = 0; i < proposals[s]->count; i++) {
-            uint8_t kind = proposals[s]->kind[i];
-            bool of_model = kind >= MXD_KIND_MODEL && kind < MXD_KIND_BASE;
-            out[count++] = (candidate){proposals[s]->path[i], (uint16_t)s, (uint8_t)i, of_model};
+            const mxd_node *node = &proposals[s]->node[i];
+            size_t at = count++;
+            for (; at > 0 && out[at - 1].path < node->path; at--) out[at] = out[at - 1];
+            out[at] = (candidate){node->path, (uint16_t)s, (uint8_t)i, node->kind};
         }
-    for (size_t i = count / 2; i-- > 0;) sink(out, count, i);
-    for (size_t last = count; last-- > 1;) {
-        candidate first = out[0];
-        out[0] = out[last];
-        out[last] = first;
-        sink(out, last, 0);
-    }
     return count;
 }
 
-/* The prefix of the ranked candidates that yields the most tokens a second, by trying each: costs have steps. Without
- * those of the trained drafter if so asked. */
-static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t count, size_t rows, int without_model,
+/* Return the length of the prefix of the ranked candidates that yields the most tokens a second, by trying each: costs
+ * have steps. Leaves out those of the trained drafter if so asked. */
+static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t count, size_t rows, bool without_model,
                           double *best_rate) {
     double made = (double)rows, counts = rows > 1 ? (double)CAUTION : 1;
     size_t best = 0;
     *best_rate = made / mxd_policy_step_cost(p, rows);
     for (size_t i = 0; i < count; i++) {
-        if (without_model && ranked[i].of_model) continue;
+        if (without_model && ranked[i].kind >= MXD_KIND_MODEL && ranked[i].kind < MXD_KIND_BASE) continue;
         made += counts * (double)ranked[i].path;
         double rate = made / mxd_policy_step_cost(p, ++rows);
-        if (rate > *best_rate) *best_rate = rate, best = i + 1;
+        if (rate <= *best_rate) continue;
+        *best_rate = rate;
+        best = i + 1;
     }
     return best;
 }
@@ -232,13 +207,15 @@ uint32_t mxd_policy_base_length(const mxd_policy *p, mxd_proposal *d, size_t mos
     if (p->costs.base <= 0) return 0; /* not known */
     candidate ranked[MXD_MAX_DRAFT];
     double best_rate, tokens = 1, path = 1;
-    best_prefix(p, ranked, rank(&d, 1, ranked), 1, 0, &best_rate);
+    best_prefix(p, ranked, rank(&d, 1, ranked), 1, false, &best_rate);
     uint32_t best = 0;
     for (uint32_t k = 1; k <= most; k++) {
         path *= (double)p->chance[MXD_KIND_BASE + (k <= 7 ? k - 1 : 7)];
         tokens += path;
         double rate = tokens / (k * p->costs.base + mxd_policy_step_cost(p, 1 + k));
-        if (rate > best_rate) best_rate = rate, best = k;
+        if (rate <= best_rate) continue;
+        best_rate = rate;
+        best = k;
     }
     return best;
 }
@@ -248,16 +225,12 @@ static void compact(mxd_proposal *d, uint32_t marked) {
     int32_t place[MXD_MAX_DRAFT];
     uint32_t kept = 0;
     for (uint32_t i = 0; i < d->count; i++) {
-        int32_t parent = d->parent[i] < 0 ? -1 : place[d->parent[i]];
+        int32_t parent = d->node[i].parent < 0 ? -1 : place[d->node[i].parent];
         place[i] = -2; /* not kept */
         if (!(marked >> i & 1) || parent == -2) continue;
         place[i] = (int32_t)kept;
-        d->token[kept] = d->token[i];
-        d->kind[kept] = d->kind[i];
-        d->record[kept] = d->record[i];
-        d->confidence[kept] = d->confidence[i];
-        d->path[kept] = d->path[i];
-        d->parent[kept++] = parent;
+        d->node[kept] = d->node[i];
+        d->node[kept++].parent = parent;
     }
     d->count = kept;
 }
@@ -269,8 +242,8 @@ void mxd_policy_choose(const mxd_policy *p, mxd_proposal *const *proposals, size
     size_t count = rank(proposals, n, ranked), fitting = count < room ? count : room;
     if (count == 0) return;
     double rate, rate_without;
-    size_t best = best_prefix(p, ranked, fitting, rows, 0, &rate);
-    best_prefix(p, ranked, fitting, rows, 1, &rate_without);
+    size_t best = best_prefix(p, ranked, fitting, rows, false, &rate);
+    best_prefix(p, ranked, fitting, rows, true, &rate_without);
     o->drafter_gain = (float)(1 - rate_without / rate);
     o->choice = best > 0 ? MXD_SOME_PAID : p->idle + 1 < p->patience ? MXD_NONE_PAID : MXD_TRIED;
     if (o->choice == MXD_TRIED) best = 1;

@@ -46,7 +46,7 @@ static size_t widest_input(const mxd_engine *g) {
     return widest;
 }
 
-/* What only one thread uses. */
+/* Take what only one thread uses. */
 static void take_of_thread(mxd_engine *g, mxd_arena *a, uint32_t thread, size_t widest) {
     size_t rows = g->max_rows;
     mxd_input input = take_input(a, MXD_FEW_ROWS, widest, g->precision);
@@ -102,8 +102,8 @@ static void take_seqs(mxd_engine *g, mxd_arena *a) {
     }
 }
 
-/* Lay out everything that the engine allocates, from `base` on or only in numbers (NULL), and fill the byte counts of the
- * plan. Returns the bytes of the arena. */
+/* Lay out everything that the engine allocates, from `base` on or only in numbers (NULL), and fill the byte counts of
+ * the plan. Returns the bytes of the arena. */
 static size_t layout(mxd_engine *g, char *base) {
     mxd_arena a = {.base = base};
     mxd_kv_take(g, &a);
@@ -139,8 +139,6 @@ static mxd_status resolve_precision(mxd_engine *g, const mxd_options *o, mxd_err
         return mxd_fail(err, MXD_ERR_ARGUMENT, "precision %u is unknown", o->precision);
     if (!(o->core_fraction <= 1))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "core_fraction %g is not in 0..1", (double)o->core_fraction);
-    if (o->catch_up > MXD_MAX_CATCH_UP)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "catch_up %u is not in 1..%d", o->catch_up, MXD_MAX_CATCH_UP);
     if (o->precision != MXD_PRECISION_AUTO && (o->core_fraction >= 0 || o->catch_up))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "core_fraction and catch_up are for precision auto");
     if ((o->precision == MXD_PRECISION_FULL || o->core_fraction > 0) && !m->has_residual)
@@ -153,49 +151,58 @@ static mxd_status resolve_precision(mxd_engine *g, const mxd_options *o, mxd_err
     return MXD_OK;
 }
 
-/* Check and resolve the options into g (model set) and its plan. */
-static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
-    const mxd_model *m = g->model;
-    const mxd_config *c = &m->config;
-    mxd_status status = mxd_check_reserved("mxd_options", o->reserved, sizeof o->reserved / sizeof *o->reserved, err);
-    if (status) return status;
-    if (o->ctx > c->max_positions || o->ctx == 1)
+static mxd_status check_options(const mxd_model *m, const mxd_options *o, mxd_error *err) {
+    const struct {
+        const char *name;
+        uint32_t value, least, most;
+    } ranges[] = {
+        {"max_seqs", o->max_seqs, 1, MXD_MAX_SEQS},    {"max_rows", o->max_rows, 1, MXD_MAX_ROWS},
+        {"threads", o->threads, 0, MXD_MAX_THREADS}, /* 0: the default, here and below */
+        {"draft_max", o->draft_max, 0, MXD_MAX_DRAFT}, {"catch_up", o->catch_up, 0, MXD_MAX_CATCH_UP},
+    };
+    if (o->ctx > m->config.max_positions || o->ctx == 1)
         return mxd_fail(err, MXD_ERR_ARGUMENT, "context %u is not in 2..%u, the model's maximum", o->ctx,
-                        c->max_positions);
-    if (o->max_seqs < 1 || o->max_seqs > MXD_MAX_SEQS)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "max_seqs %u is not in 1..%d", o->max_seqs, MXD_MAX_SEQS);
-    if (o->max_rows < 1 || o->max_rows > MXD_MAX_ROWS)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "max_rows %u is not in 1..%d", o->max_rows, MXD_MAX_ROWS);
-    if (o->threads > MXD_MAX_THREADS)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "threads %u is not in 1..%d", o->threads, MXD_MAX_THREADS);
+                        m->config.max_positions);
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (ranges[i].value < ranges[i].least || ranges[i].value > ranges[i].most)
+            return mxd_fail(err, MXD_ERR_ARGUMENT, "%s %u is not in 1..%u", ranges[i].name, ranges[i].value,
+                            ranges[i].most);
     if (o->draft > MXD_DRAFT_MODEL) return mxd_fail(err, MXD_ERR_ARGUMENT, "draft %u is unknown", o->draft);
-    if (o->draft_max > MXD_MAX_DRAFT)
-        return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_max %u is not in 1..%d", o->draft_max, MXD_MAX_DRAFT);
     if (o->draft_min > (o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "draft_min %u is more than draft_max", o->draft_min);
     if (o->draft == MXD_DRAFT_MODEL && !m->drafter.features)
         return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no trained drafter", m->path);
+    return MXD_OK;
+}
 
-    if ((status = resolve_precision(g, o, err))) return status;
+/* Check and resolve the options into g (model set) and its plan. */
+static mxd_status resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
+    const mxd_model *m = g->model;
+    mxd_status status = mxd_check_reserved("mxd_options", o->reserved, sizeof o->reserved / sizeof *o->reserved, err);
+    if (!status) status = check_options(m, o, err);
+    if (!status) status = resolve_precision(g, o, err);
+    if (status) return status;
     g->max_seqs = o->max_seqs;
     g->max_rows = o->max_rows > o->max_seqs ? o->max_rows : o->max_seqs;
     uint32_t most_rows = o->max_seqs * (1 + MXD_MAX_DRAFT);
     g->logit_rows = most_rows < g->max_rows ? most_rows : g->max_rows;
     g->draft = (mxd_draft)o->draft;
-    g->drafter.in_use = m->drafter.features && (g->draft == MXD_DRAFT_AUTO || g->draft == MXD_DRAFT_MODEL);
+    mxd_draft_model_resolve(g);
     g->draft_max = o->draft_max ? o->draft_max : MXD_DEFAULT_DRAFT;
     g->draft_min = o->draft_min;
-    uint32_t default_ctx = c->max_positions < DEFAULT_CTX ? c->max_positions : DEFAULT_CTX;
+    uint32_t longest = m->config.max_positions, default_ctx = longest < DEFAULT_CTX ? longest : DEFAULT_CTX;
     g->plan = (mxd_plan){
         .weights = m->shared_bytes + m->plane_bytes[0] + (g->precision ? m->plane_bytes[1] : 0) +
                    (g->drafter.in_use ? m->drafter.bytes : 0),
         .available = mxd_memory_available(m->map_len),
         .ctx = o->ctx ? o->ctx : default_ctx,
         .threads = o->threads ? o->threads : mxd_default_threads(),
-        .precision = g->mixes ? MXD_PRECISION_AUTO : g->precision ? MXD_PRECISION_FULL : MXD_PRECISION_BASE,
+        .precision = g->mixes       ? MXD_PRECISION_AUTO
+                     : g->precision ? MXD_PRECISION_FULL
+                                    : MXD_PRECISION_BASE,
     };
     if ((status = mxd_kv_resolve(g, o, err))) return status;
-    g->monitor.in_use = g->mixes || g->kv.mode == MXD_KV_TIERED;
+    mxd_monitor_resolve(g);
     g->plan.kv = g->kv.mode;
     g->plan.largest_ctx = largest_context(*g);
     layout(g, NULL);

@@ -10,7 +10,7 @@ mxd_status mxd_engine_idle(const mxd_engine *g, mxd_error *err);
 mxd_status mxd_engine_enter(mxd_engine *g, mxd_error *err);
 void mxd_engine_leave(mxd_engine *g);
 
-/* The policy as it is now, within a step or not. */
+/* Return the policy as it is now, within a step or not. */
 mxd_policy mxd_engine_policy(const mxd_engine *g);
 
 #endif

@@ -8,8 +8,7 @@
 
 /* ---- the head ---- */
 
-/* A logit as an integer of the same order (with -0 as +0), so that a maximum is one of integers, which compilers
- * vectorize. */
+/* Return a logit as an integer of the same order (with -0 as +0): compilers vectorize the maximum of integers. */
 static int32_t ordered(float logit) {
     float f = logit + 0.0f;
     int32_t bits;
@@ -17,7 +16,7 @@ static int32_t ordered(float logit) {
     return bits ^ (bits >> 31 & INT32_MAX);
 }
 
-/* Look at `columns` logits of an outcome, those of the tokens from `token` on. */
+/* Update the two largest logits of an outcome by `columns` more, those of the tokens from `token` on. */
 static void scan_logits(mxd_head_part *part, uint32_t outcome, const float *y, uint32_t token, uint32_t columns) {
     const int32_t infinity = 0x7f800000;
     int32_t best = INT32_MIN, least = INT32_MAX;
@@ -36,7 +35,7 @@ static void scan_logits(mxd_head_part *part, uint32_t outcome, const float *y, u
     }
     if (best <= ordered(part->second[outcome])) return;
     for (uint32_t i = 0; i < columns; i++) { /* rarely: the largest so far are soon found */
-        if (y[i] > part->best[outcome]) { /* equal ones lie behind the winner */
+        if (y[i] > part->best[outcome]) {    /* among equals, the lowest id wins */
             part->second[outcome] = part->best[outcome];
             part->best[outcome] = y[i];
             part->winner[outcome] = token + i;
@@ -46,7 +45,8 @@ static void scan_logits(mxd_head_part *part, uint32_t outcome, const float *y, u
     }
 }
 
-/* This thread's columns of the head for all outcomes: the winner of each, and the logits where they are wanted. */
+/* Compute this thread's columns of the head for all outcomes: their winners, and the logits where they are the
+ * output. */
 static void run_head(const mxd_worker *w) {
     mxd_engine *g = w->g;
     const mxd_model *m = g->model;
@@ -71,7 +71,7 @@ static void run_head(const mxd_worker *w) {
     }
 }
 
-/* Join what the threads found: their parts ascend, so among equals the first one's winner stays. */
+/* Join what the threads found. Their parts ascend, so among equals the winner of the first one stays. */
 static mxd_status join_head(mxd_engine *g, mxd_error *err) {
     uint32_t threads = mxd_pool_size(g->pool), fault_outcome = UINT32_MAX, fault_token = 0;
     for (uint32_t t = 0; t < threads; t++) {
@@ -101,7 +101,7 @@ static mxd_status join_head(mxd_engine *g, mxd_error *err) {
 
 /* ---- the pass ---- */
 
-/* The drafter reads the residual stream behind some layers: copy it, before the next layer adds to it. */
+/* Copy the residual stream after a layer that the drafter reads, before the next layer adds to it. */
 static void keep_features(const mxd_worker *w, uint32_t layers_done) {
     mxd_engine *g = w->g;
     const mxd_draft_model *d = &g->model->drafter;

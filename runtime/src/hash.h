@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Return the checksum of data[len]. */
 uint32_t mxd_crc32(const uint8_t *data, size_t len);
 
 typedef struct mxd_sha256 {

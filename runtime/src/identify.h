@@ -2,12 +2,18 @@
 #ifndef MXD_IDENTIFY_H
 #define MXD_IDENTIFY_H
 
-/* What the monitor knows of a token. What they mean differs between consumers: `precision` and `memory` take each in
- * 0..1; `compute`, whose question is whether a drafted token is right, takes log-odds. */
+/* What the monitor knows of a token. Consumers mean different things by it:
+ *              precision                          memory                         compute
+ *   confidence doubt of the choice that the       doubt of whoever chose the     the drafter's
+ *              row makes                          token
+ *   attention  share of its attention that falls  attention that the token       0
+ *              on rows at base precision          received lately
+ *   history    share of recent looks that         1 for control tokens, else 0   share of its kind that was
+ *              changed the choice                                                accepted lately
+ * Doubt is the runner-up's probability over the winner's. Precision and memory take each signal in 0..1; compute, whose
+ * question is whether a drafted token is right, takes log-odds. */
 typedef struct mxd_signals {
-    float confidence; /* doubt of who chose it: the runner-up's probability over the winner's; compute: the drafter's */
-    float attention;  /* share of attention; compute: 0 */
-    float history;    /* how it went in this text so far; compute: the share of its kind that was accepted */
+    float confidence, attention, history;
 } mxd_signals;
 
 /* A consumer's own blend. */
@@ -15,7 +21,7 @@ typedef struct mxd_weights {
     float alpha, beta, gamma, bias;
 } mxd_weights;
 
-/* alpha * confidence + beta * attention + gamma * history + bias: log-odds that the token matters. */
+/* Return alpha * confidence + beta * attention + gamma * history + bias: log-odds that the token matters. */
 static inline float mxd_score(const mxd_weights *w, mxd_signals s) {
     float score = w->alpha * s.confidence;
     score += w->beta * s.attention;

@@ -1,5 +1,5 @@
-/* The engine and its sequences: every private field. State that a file owns is a struct of its header, and only that file
- * writes its fields; the others are written as their comments say. runtime/README.md is the map. */
+/* The engine and its sequences: every private field. State that one file owns is a struct of that file's header, whose
+ * fields no other file writes. runtime/README.md is the map. */
 #ifndef MXD_INTERNAL_H
 #define MXD_INTERNAL_H
 
@@ -19,22 +19,24 @@
 
 enum { MXD_MAX_ROWS = 512, MXD_MAX_THREADS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256 };
 
-/* A token timeline. Its cursors into tokens[], most of which only grow:
+/* A token timeline. Its cursors into tokens[]:
  *
- *      0      kv.aged      precision.full_done      n_past      replay_end      token_count
- *      |---------|------------------|-----------------|------------|----------------|
- *       core, far   full precision    base precision     to replay    queued
- *       `-------- keys and values are cached --------'
+ *      0          kv.aged     precision.full_done      n_past       replay_end      token_count
+ *      |-------------|------------------|----------------|-------------|----------------|
+ *      | core or far |           in the recent window    |
+ *      |       at full precision        | at base prec.  |
+ *      |      processed: keys and values are cached      |  to replay  |  never run yet |
  *
- *   kv.aged              left the window; kv.c ages whole blocks before rows run
- *   precision.full_done  is at full precision, if it mixes; moved by each pass at full precision
- *   n_past               is processed; moved by step.c over prompts, by speculate.c over each token whose choice is
- *                        committed, by teacher_forcing.c over the caller's
- *   replay_end           was processed before a truncation, and is again before anything else runs; moved by truncation
- *   token_count          is committed or queued; prompts queue tokens, mxd_seq_commit() appends one
+ *   kv.aged              moved by kv.c, a block at a time, before rows run
+ *   precision.full_done  moved by precision.c after a pass at full precision; only if the sequence mixes precisions
+ *   n_past               moved by step.c over prompts, by speculate.c over each row whose choice is committed, by
+ *                        teacher_forcing.c over the caller's tokens
+ *   replay_end           set by truncation, which can leave n_past below what is kept: that is processed again before
+ *                        anything else; no more than n_past otherwise
+ *   token_count          moved by sequence.c: prompts queue tokens, and each choice is appended
  *
- * Also prompt_end (tokens below came from prompts), output_from (the last step added all from there on) and
- * drafter.n_past (read by the trained drafter, at most n_past). Truncation moves all of them back. */
+ * Also prompt_end (tokens below came from prompts), output_from (the last step added the tokens from there on) and
+ * drafter.n_past (what the trained drafter has read, at most n_past). Truncation moves all of them back. */
 struct mxd_seq {
     mxd_engine *engine;
     uint32_t slot; /* its index in engine->seqs */
@@ -57,14 +59,14 @@ struct mxd_seq {
     void *caller_drafter_arg;
 
     mxd_token_record records[MXD_MAX_STEP_TOKENS]; /* of the last step's output */
-    char *held;            /* text not yet released: may be part of a character or of a stop string */
+    char *held; /* text not yet released: may be part of a character or of a stop string */
     size_t held_len;
-    char *text;            /* what the last step released */
+    char *text; /* what the last step released */
     size_t text_len;
 
-    mxd_stats stats;       /* counted by step.c and speculate.c */
+    mxd_stats stats;                    /* counted by step.c and speculate.c */
     double expected_tokens, expected_s; /* of the decode steps, by the policy's estimates */
-    double prompted_at;    /* clock when the first prompt token of this round was queued */
+    double prompted_at;                 /* clock when the first prompt token of this round was queued */
 };
 
 /* The quantized input of a matrix product, and the f32 rows it is made of. */
@@ -78,9 +80,9 @@ enum { MXD_HEAD_COLUMNS = 4 * MXD_TILE_ROWS };
 
 /* A thread's part of the head: logits under work, and what it found so far. */
 typedef struct mxd_head_part {
-    float *logits;     /* (max_rows, MXD_HEAD_COLUMNS) */
-    float *best, *second; /* (max_rows) the two largest logits */
-    uint32_t *winner;  /* (max_rows) the token of the largest */
+    float *logits;                       /* (max_rows, MXD_HEAD_COLUMNS) */
+    float *best, *second;                /* (max_rows) the two largest logits */
+    uint32_t *winner;                    /* (max_rows) the token of the largest */
     uint32_t fault_outcome, fault_token; /* the first logit that is not finite; UINT32_MAX: none */
 } mxd_head_part;
 
@@ -117,22 +119,22 @@ struct mxd_engine {
     mxd_row *rows;         /* (max_rows) */
     mxd_outcome *outcomes; /* (max_rows) of the rows that have an output, in their order */
     size_t row_count, outcome_count;
-    uint32_t side_count;   /* side rows among them */
-    int pass_precision;    /* index of norms and planes: 0 base, 1 full */
+    uint32_t side_count;    /* side rows among them */
+    int pass_precision;     /* index of norms and planes: 0 base, 1 full */
     _Atomic uint64_t fault; /* least (layer << 32 | row) with a non-finite value, UINT64_MAX: none */
 
     /* Its workspaces; widths are padded to whole tiles. */
-    float *x;              /* (max_rows, hidden) residual stream */
-    float *qkv;            /* (max_rows, qkv_width): q | k | v, each padded */
-    float *mixed;          /* (max_rows, heads*head_dim) attention output */
-    float *projected;      /* (max_rows, hidden) */
-    float *gate_up;        /* (max_rows, 2*ffn) */
-    float *scores;         /* (threads, heads of a KV head, ctx) */
-    mxd_act *queries;      /* (threads) heads of a KV head, where keys are quantized */
-    float *logits;         /* (logit_rows, vocab padded) */
+    float *x;                  /* (max_rows, hidden) residual stream */
+    float *qkv;                /* (max_rows, qkv_width): q | k | v, each padded */
+    float *mixed;              /* (max_rows, heads*head_dim) attention output */
+    float *projected;          /* (max_rows, hidden) */
+    float *gate_up;            /* (max_rows, 2*ffn) */
+    float *scores;             /* (threads, heads of a KV head, ctx) */
+    mxd_act *queries;          /* (threads) heads of a KV head, where keys are quantized */
+    float *logits;             /* (logit_rows, vocab padded) */
     mxd_head_part *head_parts; /* (threads) */
-    mxd_input shared;      /* max_rows rows that the threads prepare together */
-    mxd_input *own;        /* (threads) MXD_FEW_ROWS rows each */
+    mxd_input shared;          /* max_rows rows that the threads prepare together */
+    mxd_input *own;            /* (threads) MXD_FEW_ROWS rows each */
     mxd_sampler_scratch scratch;
 };
 

@@ -70,15 +70,22 @@ mxd_status mxd_kv_resolve(mxd_engine *g, const mxd_options *o, mxd_error *err) {
     return o->kv_budget != 0 ? share_of_budget(k, o->kv_budget, g->plan.ctx, err) : MXD_OK;
 }
 
+/* Return the heads of all layers of the target, for keys and for values. */
+static size_t head_count(const mxd_engine *g) {
+    return (size_t)g->model->config.layers * 2 * g->model->config.kv_heads;
+}
+
+/* Return the bytes of a head of the drafter's layer: all positions in f16. */
+static size_t drafter_head_bytes(const mxd_engine *g) {
+    return g->plan.ctx * mxd_row_bytes(MXD_ROW_F16, g->model->config.head_dim);
+}
+
 void mxd_kv_take(mxd_engine *g, mxd_arena *a) {
-    const mxd_config *c = &g->model->config;
-    size_t heads = (size_t)c->layers * 2 * c->kv_heads;
     fit(g);
-    g->kv.rows = mxd_take(a, g->max_seqs * heads, g->kv.head_bytes);
+    g->kv.rows = mxd_take(a, g->max_seqs * head_count(g), g->kv.head_bytes);
     if (g->drafter.in_use)
-        g->kv.drafter_rows = mxd_take(a, (size_t)g->max_seqs * 2 * c->kv_heads * g->plan.ctx * c->head_dim,
-                                      sizeof *g->kv.drafter_rows);
-    g->kv.side = mxd_take(a, g->draft == MXD_DRAFT_OFF ? 0 : g->logit_rows * heads, g->kv.row_bytes);
+        g->kv.drafter_rows = mxd_take(a, (size_t)g->max_seqs * 2 * g->model->config.kv_heads, drafter_head_bytes(g));
+    g->kv.side = mxd_take(a, g->draft == MXD_DRAFT_OFF ? 0 : g->logit_rows * head_count(g), g->kv.row_bytes);
 }
 
 mxd_kv_state mxd_kv_take_seq(const mxd_engine *g, mxd_arena *a) {
@@ -95,14 +102,17 @@ mxd_row_format mxd_kv_format(const mxd_engine *g, uint32_t layer) {
     return layer < g->model->config.layers ? g->kv.format : MXD_ROW_F16;
 }
 
-/* Return the rows of a head: core, ring, far; of the drafter's layer, all positions in f16. */
+/* Return head `index` of a sequence, by layer, keys or values, and head: its rows of core, ring and far area. */
+static uint8_t *rows_of(const mxd_engine *g, uint32_t slot, size_t index) {
+    return g->kv.rows + (slot * head_count(g) + index) * g->kv.head_bytes;
+}
+
+/* Return the rows of a head by its names; also of the drafter's layer. */
 static uint8_t *head_rows(const mxd_engine *g, uint32_t slot, uint32_t layer, int which, uint32_t head) {
     const mxd_config *c = &g->model->config;
-    if (layer == c->layers)
-        return (uint8_t *)g->kv.drafter_rows + (((size_t)slot * 2 + (size_t)which) * c->kv_heads + head) * g->plan.ctx *
-                                                   mxd_row_bytes(MXD_ROW_F16, c->head_dim);
-    size_t index = (((size_t)slot * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
-    return g->kv.rows + index * g->kv.head_bytes;
+    size_t index = (size_t)which * c->kv_heads + head;
+    if (layer < c->layers) return rows_of(g, slot, (size_t)layer * 2 * c->kv_heads + index);
+    return g->kv.drafter_rows + ((size_t)slot * 2 * c->kv_heads + index) * drafter_head_bytes(g);
 }
 
 /* Return the offset of a position's row in the ring, in the rows of a head. */
@@ -122,11 +132,14 @@ uint8_t *mxd_kv_place(const mxd_engine *g, const mxd_row *row, uint32_t layer, i
     return rows + in_ring(&g->kv, row->position);
 }
 
+/* Return where a side row keeps head `index`. */
+static uint8_t *side_place(const mxd_engine *g, const mxd_row *row, size_t index) {
+    return g->kv.side + ((row->side - 1) * head_count(g) + index) * g->kv.row_bytes;
+}
+
 uint8_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head) {
-    const mxd_config *c = &g->model->config;
     if (!row->side) return mxd_kv_place(g, row, layer, which, head);
-    size_t index = (((size_t)(row->side - 1) * c->layers + layer) * 2 + (size_t)which) * c->kv_heads + head;
-    return g->kv.side + index * g->kv.row_bytes;
+    return side_place(g, row, ((size_t)layer * 2 + (size_t)which) * g->model->config.kv_heads + head);
 }
 
 void mxd_kv_store(const mxd_engine *g, uint32_t layer, float *x, uint8_t *place) {
@@ -142,12 +155,8 @@ void mxd_kv_store(const mxd_engine *g, uint32_t layer, float *x, uint8_t *place)
 }
 
 void mxd_kv_accept(const mxd_engine *g, const mxd_row *row) {
-    const mxd_config *c = &g->model->config;
-    for (uint32_t layer = 0; layer < c->layers; layer++)
-        for (int which = 0; which < 2; which++)
-            for (uint32_t head = 0; head < c->kv_heads; head++)
-                memcpy(mxd_kv_place(g, row, layer, which, head), mxd_row_kv(g, row, layer, which, head),
-                       g->kv.row_bytes);
+    for (size_t i = 0; i < head_count(g); i++)
+        memcpy(rows_of(g, row->slot, i) + in_ring(&g->kv, row->position), side_place(g, row, i), g->kv.row_bytes);
 }
 
 size_t mxd_kv_spans(const mxd_engine *g, uint32_t slot, uint32_t layer, uint32_t head, size_t position,
@@ -173,23 +182,20 @@ size_t mxd_kv_spans(const mxd_engine *g, uint32_t slot, uint32_t layer, uint32_t
 
 void mxd_kv_copy(mxd_seq *to, const mxd_seq *from) {
     const mxd_engine *g = from->engine;
-    const mxd_config *c = &g->model->config;
     const mxd_kv_layout *k = &g->kv;
     const mxd_kv_state *s = &from->kv;
     size_t in_use = from->n_past < k->ring ? from->n_past : k->ring; /* of the ring */
-    for (uint32_t layer = 0; layer < c->layers + g->drafter.in_use; layer++)
-        for (int which = 0; which < 2; which++)
-            for (uint32_t head = 0; head < c->kv_heads; head++) {
-                uint8_t *copy = head_rows(g, to->slot, layer, which, head);
-                const uint8_t *rows = head_rows(g, from->slot, layer, which, head);
-                if (layer == c->layers) {
-                    memcpy(copy, rows, from->drafter.n_past * mxd_row_bytes(MXD_ROW_F16, c->head_dim));
-                    continue;
-                }
-                memcpy(copy, rows, s->core_count * k->row_bytes);
-                memcpy(copy + in_ring(k, 0), rows + in_ring(k, 0), in_use * k->row_bytes);
-                memcpy(copy + in_far(k, 0), rows + in_far(k, 0), s->far_count * k->far_row_bytes);
-            }
+    for (size_t i = 0; i < head_count(g); i++) {
+        uint8_t *copy = rows_of(g, to->slot, i);
+        const uint8_t *rows = rows_of(g, from->slot, i);
+        memcpy(copy, rows, s->core_count * k->row_bytes);
+        memcpy(copy + in_ring(k, 0), rows + in_ring(k, 0), in_use * k->row_bytes);
+        memcpy(copy + in_far(k, 0), rows + in_far(k, 0), s->far_count * k->far_row_bytes);
+    }
+    for (uint32_t i = 0; g->drafter.in_use && i < 2 * g->model->config.kv_heads; i++)
+        memcpy(head_rows(g, to->slot, g->model->config.layers, 0, i),
+               head_rows(g, from->slot, g->model->config.layers, 0, i),
+               from->drafter.n_past * mxd_row_bytes(MXD_ROW_F16, g->model->config.head_dim));
     to->kv.aged = s->aged;
     to->kv.core_count = s->core_count;
     to->kv.far_count = s->far_count;
@@ -225,19 +231,17 @@ static bool outranks(const mxd_seq *s, uint32_t a, uint32_t b) {
 /* Copy a row in all heads from one offset to another; demoted rows are quantized again for the far area. */
 static void move_row(const mxd_seq *s, size_t from, size_t to, bool demote) {
     const mxd_engine *g = s->engine;
-    const mxd_config *c = &g->model->config;
+    size_t d = g->model->config.head_dim;
     float x[MXD_MAX_HEAD_DIM];
-    for (uint32_t layer = 0; layer < c->layers; layer++)
-        for (int which = 0; which < 2; which++)
-            for (uint32_t head = 0; head < c->kv_heads; head++) {
-                uint8_t *rows = head_rows(g, s->slot, layer, which, head);
-                if (!demote) {
-                    memcpy(rows + to, rows + from, g->kv.row_bytes);
-                    continue;
-                }
-                mxd_load_mx_ref(g->kv.format, rows + from, c->head_dim, x);
-                g->kernels.store_normal4(x, c->head_dim, rows + to);
-            }
+    for (size_t i = 0; i < head_count(g); i++) {
+        uint8_t *rows = rows_of(g, s->slot, i);
+        if (!demote) {
+            memcpy(rows + to, rows + from, g->kv.row_bytes);
+            continue;
+        }
+        mxd_load_mx_ref(g->kv.format, rows + from, d, x);
+        g->kernels.store_normal4(x, d, rows + to);
+    }
 }
 
 /* Append the row of a position, now at offset `from`, to the far area. */
@@ -251,8 +255,8 @@ static void place_in_core(mxd_seq *s, uint32_t position, uint32_t place) {
     s->kv.core[place] = position;
 }
 
-/* Take a token out of the window: into the core if there is room, or a token with a lower score to demote; else into the
- * far area. */
+/* Take a token out of the window: into the core if there is room, or a token with a lower score to demote; else into
+ * the far area. */
 static void age(mxd_seq *s, uint32_t position, uint32_t quota) {
     mxd_kv_state *kv = &s->kv;
     if (kv->core_count < quota) {
@@ -322,16 +326,12 @@ size_t mxd_seq_tiers(const mxd_seq *s, uint8_t *tiers, size_t cap) {
 #ifdef MXD_DEBUG
 void mxd_kv_poison(const mxd_seq *s, size_t rows) {
     const mxd_engine *g = s->engine;
-    const mxd_config *c = &g->model->config;
     if (rows > mxd_kv_room(s)) rows = mxd_kv_room(s);
     for (size_t position = s->n_past; position < s->n_past + rows && position < g->plan.ctx; position++)
-        for (uint32_t layer = 0; layer < c->layers; layer++)
-            for (int which = 0; which < 2; which++)
-                for (uint32_t head = 0; head < c->kv_heads; head++) {
-                    float nan[MXD_MAX_HEAD_DIM];
-                    const mxd_row row = {.slot = s->slot, .position = (uint32_t)position};
-                    for (uint32_t i = 0; i < c->head_dim; i++) nan[i] = NAN;
-                    mxd_kv_store(g, layer, nan, mxd_kv_place(g, &row, layer, which, head));
-                }
+        for (size_t i = 0; i < head_count(g); i++) {
+            float nan[MXD_MAX_HEAD_DIM];
+            for (uint32_t k = 0; k < g->model->config.head_dim; k++) nan[k] = NAN;
+            mxd_kv_store(g, 0, nan, rows_of(g, s->slot, i) + in_ring(&g->kv, position));
+        }
 }
 #endif

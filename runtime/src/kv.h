@@ -4,9 +4,10 @@
  * and far tokens, which have aged and are not core. Without tiers the ring is all there is. With them core tokens keep
  * the ring's format and far ones are in NORMAL4. The places are the same in all layers and heads.
  *
- * Tiers change what is generated, so they are a function of the committed tokens alone. They change only when the number
- * of processed positions is a multiple of MXD_KV_BLOCK, before the next row runs. Then the oldest block of the window
- * ages: its tokens with the highest scores become core, and displace those with lower ones when the core is full. */
+ * Tiers change what is generated, so they are a function of the committed tokens alone. They change only when the
+ * number of processed positions is a multiple of MXD_KV_BLOCK, before the next row runs. Then the oldest block of the
+ * window ages: its tokens with the highest scores become core, and displace those with lower ones when the core is
+ * full. */
 #ifndef MXD_KV_H
 #define MXD_KV_H
 
@@ -16,23 +17,23 @@
 
 enum { MXD_KV_MAX_SPANS = 4 };
 
-/* The engine's part. */
+/* The KV cache of an engine. */
 typedef struct mxd_kv_layout {
-    mxd_kv mode;            /* never AUTO */
-    mxd_row_format format;  /* of the window and of core tokens */
-    uint32_t sinks, recent; /* first tokens, which are core whatever their score; newest ones, at least */
-    float budget, share;    /* as asked for; of the aged tokens, those that are core besides the sinks */
+    mxd_kv mode;              /* never AUTO */
+    mxd_row_format format;    /* of the window and of core tokens */
+    uint32_t sinks, recent;   /* first tokens, which are core whatever their score; newest ones, at least */
+    float budget, share;      /* as asked for; of the aged tokens, those that are core besides the sinks */
     uint32_t core, ring, far; /* rows that a head has room for */
     size_t row_bytes, far_row_bytes, head_bytes;
-    uint8_t *rows;          /* (max_seqs, layers, 2, kv_heads, head_bytes) */
-    uint8_t *side;          /* (logit_rows, layers, 2, kv_heads, row_bytes) of side rows (forward.h) */
-    uint16_t *drafter_rows; /* (max_seqs, 2, kv_heads, ctx, head_dim) of the trained drafter's layer */
+    uint8_t *rows;         /* (max_seqs, layers, 2, kv_heads, head_bytes) */
+    uint8_t *side;         /* (logit_rows, layers, 2, kv_heads, row_bytes) of side rows (forward.h) */
+    uint8_t *drafter_rows; /* (max_seqs, 2, kv_heads, ctx, head_dim) f16 of the trained drafter's layer */
 } mxd_kv_layout;
 
-/* A sequence's. */
+/* Where the cached positions of a sequence lie. */
 typedef struct mxd_kv_state {
-    size_t aged;              /* positions below have left the window; a multiple of MXD_KV_BLOCK */
-    uint32_t *core, *far;     /* (layout.core, layout.far) positions in the order of their rows; with tiers only */
+    size_t aged;          /* positions below have left the window; a multiple of MXD_KV_BLOCK */
+    uint32_t *core, *far; /* (layout.core, layout.far) positions in the order of their rows; with tiers only */
     uint32_t core_count, far_count;
 } mxd_kv_state;
 
@@ -40,9 +41,11 @@ typedef struct mxd_kv_state {
 mxd_status mxd_kv_resolve(mxd_engine *g, const mxd_options *o, mxd_error *err);
 /* Size the core, ring and far areas for plan.ctx, and take the room for all rows. */
 void mxd_kv_take(mxd_engine *g, mxd_arena *a);
+/* Take the memory of a sequence. */
 mxd_kv_state mxd_kv_take_seq(const mxd_engine *g, mxd_arena *a);
 
-/* Return where a row keeps its keys (which = 0) or values (1) of a head: in the cache or, for a side row, in kv.side. */
+/* Return where a row keeps its keys (which = 0) or values (1) of a head: in the cache or, for a side row, in
+ * kv.side. */
 uint8_t *mxd_row_kv(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head);
 /* Return its place in the cache, also for a side row. */
 uint8_t *mxd_kv_place(const mxd_engine *g, const mxd_row *row, uint32_t layer, int which, uint32_t head);

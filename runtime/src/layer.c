@@ -1,10 +1,7 @@
-/* One layer of the transformer for the rows of a step, and the pieces that it is made of. */
 #include "layer.h"
 
 #include <math.h>
 #include <string.h>
-
-#include "monitor.h"
 
 void mxd_barrier(const mxd_worker *w) {
     if (w->threads > 1) mxd_pool_barrier(w->g->pool);
@@ -67,7 +64,7 @@ void mxd_multiply(const mxd_worker *w, size_t rows, const mxd_product *products,
     }
 }
 
-/* The product with one matrix whose output is added to the residual stream. */
+/* Multiply the input with a matrix and add the product to the residual stream. */
 static void multiply_add(const mxd_worker *w, const mxd_matrix *matrix) {
     mxd_engine *g = w->g;
     size_t hidden = matrix->rows, from, to;
@@ -85,8 +82,7 @@ static void record_fault(mxd_engine *g, uint64_t layer, uint64_t row) {
     }
 }
 
-void mxd_normalize(const mxd_worker *w, size_t rows, const mxd_outcome *outcomes, const float *weight,
-                   uint32_t layer) {
+void mxd_normalize(const mxd_worker *w, size_t rows, const mxd_outcome *outcomes, const float *weight, uint32_t layer) {
     mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
     size_t from, to;
@@ -128,7 +124,7 @@ static void rotate(const mxd_engine *g, float *head, size_t position) {
     g->kernels.rope(head, g->model->rope_cos + position * half, g->model->rope_sin + position * half, 2 * half);
 }
 
-/* Rotate the keys, and put keys and values into the cache. */
+/* Rotate the keys, and store keys and values in the cache. */
 static void store_keys_values(const mxd_worker *w, uint32_t layer) {
     const mxd_engine *g = w->g;
     const mxd_config *c = &g->model->config;
@@ -145,8 +141,8 @@ static void store_keys_values(const mxd_worker *w, uint32_t layer) {
     }
 }
 
-/* Attention of query heads over a quantized cache, whose rows are rotated by the Hadamard transform: so are the queries,
- * and what comes of the values is rotated back. */
+/* Attend with query heads over a quantized cache. Its rows are rotated by the Hadamard transform, and so are the
+ * queries; the mean of the values is rotated back. */
 static void attend_quantized(const mxd_worker *w, float *q, size_t group, const mxd_span *spans, size_t count,
                              float scale, float *scores, float *out) {
     const mxd_engine *g = w->g;
@@ -173,8 +169,7 @@ static void attend_group(const mxd_worker *w, uint32_t layer, size_t m, uint32_t
     if (mxd_kv_format(g, layer) == MXD_ROW_F16)
         g->kernels.attention(q, group, (const uint16_t *)(const void *)spans->k,
                              (const uint16_t *)(const void *)spans->v, spans->n, d, scale, scores, out);
-    else
-        attend_quantized(w, q, group, spans, count, scale, scores, out);
+    else attend_quantized(w, q, group, spans, count, scale, scores, out);
     if (g->monitor.in_use && layer == g->model->schedule.monitored_layer)
         mxd_monitor_row(g, m, kv_head, scores, row->position + 1);
 }
@@ -232,8 +227,8 @@ void mxd_run_layer(const mxd_worker *w, const mxd_layer *layer, uint32_t l) {
 
     mxd_normalize(w, rows, NULL, layer->attention_norm[g->pass_precision], l);
     const mxd_product qkv[] = {{&layer->q, g->qkv, at.width},
-                           {&layer->k, g->qkv + at.k_at, at.width},
-                           {&layer->v, g->qkv + at.v_at, at.width}};
+                               {&layer->k, g->qkv + at.k_at, at.width},
+                               {&layer->v, g->qkv + at.v_at, at.width}};
     mxd_multiply(w, rows, qkv, 3);
     mxd_barrier(w);
     store_keys_values(w, l);

@@ -62,7 +62,7 @@ mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err) {
     mxd_status status = map_file(m, err);
     if (!status) status = mxd_bundle_read(&bundle);
     if (!status) forbid_padding(&bundle);
-        if (status) {
+    if (status) {
         mxd_model_close(&m);
         return status;
     }
@@ -83,12 +83,21 @@ void mxd_model_close(mxd_model **model) {
 
 void mxd_model_get_info(const mxd_model *m, mxd_model_info *out) {
     const mxd_config *c = &m->config;
-    *out = (mxd_model_info){.hidden = c->hidden, .layers = c->layers, .heads = c->heads, .kv_heads = c->kv_heads,
-                            .head_dim = c->head_dim, .ffn = c->ffn, .vocab = c->vocab,
-                            .max_positions = c->max_positions, .has_residual = m->has_residual,
-                            .has_drafter = m->drafter.features > 0, .has_ngrams = m->has_ngrams,
-                            .bos = m->tokenizer.bos, .file_bytes = m->map_len,
-                            .provenance = m->provenance, .path = m->path};
+    *out = (mxd_model_info){.hidden = c->hidden,
+                            .layers = c->layers,
+                            .heads = c->heads,
+                            .kv_heads = c->kv_heads,
+                            .head_dim = c->head_dim,
+                            .ffn = c->ffn,
+                            .vocab = c->vocab,
+                            .max_positions = c->max_positions,
+                            .has_residual = m->has_residual,
+                            .has_drafter = m->drafter.features > 0,
+                            .has_ngrams = m->has_ngrams,
+                            .bos = m->tokenizer.bos,
+                            .file_bytes = m->map_len,
+                            .provenance = m->provenance,
+                            .path = m->path};
 }
 
 /* ---- text ---- */
@@ -99,10 +108,6 @@ mxd_status mxd_encode(const mxd_model *m, const char *text, size_t len, uint32_t
 }
 
 const char *mxd_token_bytes(const mxd_model *m, uint32_t id, size_t *len) {
-    if (id >= m->config.vocab) {
-        *len = 0;
-        return NULL;
-    }
     return mxd_tokenizer_bytes(&m->tokenizer, id, len);
 }
 
@@ -112,7 +117,6 @@ int mxd_token_is_special(const mxd_model *m, uint32_t id) {
 
 mxd_status mxd_chat_encode(const mxd_model *m, const mxd_message *messages, size_t count, int add_generation,
                            uint32_t *ids, size_t cap, size_t *n, mxd_error *err) {
-    if (!m->has_chat)
-        return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no chat template: use the raw prompt", m->path);
+    if (!m->has_chat) return mxd_fail(err, MXD_ERR_UNSUPPORTED, "%s has no chat template: use the raw prompt", m->path);
     return mxd_chat_encode_messages(&m->chat, &m->tokenizer, messages, count, add_generation, ids, cap, n, err);
 }

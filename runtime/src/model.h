@@ -35,15 +35,15 @@ enum { MXD_MAX_FEATURES = 4, MXD_MAX_DEPTHS = 8 };
 /* A trained drafter (docs/arithmetic.md, "Drafter"): one layer that reads residual streams of the target. */
 typedef struct mxd_draft_model {
     uint32_t features;                        /* residual streams it reads; 0: the bundle has no drafter */
-    uint32_t feature_layer[MXD_MAX_FEATURES]; /* behind how many layers */
+    uint32_t feature_layer[MXD_MAX_FEATURES]; /* after how many layers */
     uint32_t vocab;                           /* tokens that it can always draft */
     uint32_t depths;                          /* draft depths with a calibration of their own */
     float inverse_temperature[MXD_MAX_DEPTHS], odds[MXD_MAX_DEPTHS];
     const float *feature_norm[MXD_MAX_FEATURES], *embed_norm, *state_norm, *final_norm; /* (hidden) */
-    mxd_matrix feature_proj, input_proj;      /* (hidden, features*hidden), (hidden, 2*hidden) */
+    mxd_matrix feature_proj, input_proj; /* (hidden, features*hidden), (hidden, 2*hidden) */
     mxd_layer layer;
-    const uint32_t *ids;                      /* (vocab) ascending */
-    uint64_t bytes;                           /* of its weights */
+    const uint32_t *ids; /* (vocab) ascending */
+    uint64_t bytes;      /* of its weights */
 } mxd_draft_model;
 
 typedef struct mxd_golden {
@@ -58,10 +58,10 @@ struct mxd_model {
     char *path, *provenance;
     mxd_config config;
     uint32_t has_residual, has_chat, has_golden, has_ngrams;
-    mxd_matrix embedding, head;        /* MXINT8T (vocab, hidden); the same when tied */
-    const float *rope_cos, *rope_sin;  /* (max_positions, head_dim/2) */
-    const float *final_norm[2];        /* (hidden) by precision */
-    mxd_layer *layers;                 /* (layers) */
+    mxd_matrix embedding, head;       /* MXINT8T (vocab, hidden); the same when tied */
+    const float *rope_cos, *rope_sin; /* (max_positions, head_dim/2) */
+    const float *final_norm[2];       /* (hidden) by precision */
+    mxd_layer *layers;                /* (layers) */
     uint64_t plane_bytes[2], shared_bytes;
     mxd_tokenizer tokenizer;
     mxd_chat chat;

@@ -4,6 +4,10 @@
 
 #include "internal.h"
 
+void mxd_monitor_resolve(mxd_engine *g) {
+    g->monitor.in_use = g->mixes || g->kv.mode == MXD_KV_TIERED;
+}
+
 void mxd_monitor_take(mxd_engine *g, mxd_arena *a) {
     if (g->monitor.in_use)
         g->monitor.paid = mxd_take(a, (size_t)g->max_rows * g->model->config.kv_heads * g->plan.ctx, sizeof(float));

@@ -107,8 +107,7 @@ static mxd_token_record describe(const mxd_seq *s, const mxd_outcome *outcome) {
     const mxd_engine *g = s->engine;
     const mxd_precision_state *p = &s->precision;
     mxd_signals signals = {.confidence = mxd_exp_ref(-outcome->margin), .history = p->core.flip_rate};
-    if (p->mixes && !g->pass_precision)
-        signals.attention = mxd_attended(g, outcome->row, p->full_done, s->n_past);
+    if (p->mixes && !g->pass_precision) signals.attention = mxd_attended(g, outcome->row, p->full_done, s->n_past);
     return (mxd_token_record){.position = (uint32_t)s->n_past + 1,
                               .token = outcome->winner,
                               .base_token = g->pass_precision ? UINT32_MAX : outcome->winner,

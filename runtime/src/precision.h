@@ -15,16 +15,16 @@ typedef struct mxd_core_state {
     float flip_rate; /* share of the latest looks that changed the choice */
 } mxd_core_state;
 
-/* A sequence's precision. */
+/* The precision of a sequence's rows. */
 typedef struct mxd_precision_state {
-    bool mixes;            /* rows run at base precision, core rows also at full; else all at the engine's precision */
-    size_t full_done;      /* if it mixes: positions below have keys and values of full precision */
-    bool awaits_full;      /* the row at n_past ran at base precision and is core */
-    bool catching_up;      /* a pass at full precision had no room for all rows up to the one at n_past */
-    uint32_t waited;       /* steps for which that row has waited for a pass at full precision */
+    bool mixes;       /* rows run at base precision, core rows also at full; else all at the engine's precision */
+    size_t full_done; /* if it mixes: positions below have keys and values of full precision */
+    bool awaits_full; /* the row at n_past ran at base precision and is core */
+    bool catching_up; /* a pass at full precision had no room for all rows up to the one at n_past */
+    uint32_t waited;  /* steps for which that row has waited for a pass at full precision */
     mxd_token_record awaiting; /* what base precision made of it */
-    mxd_core_state core;   /* now */
-    mxd_core_state *before; /* (ctx) before the row at each position below `known` was decided: truncation goes back there */
+    mxd_core_state core;       /* now */
+    mxd_core_state *before;    /* (ctx) before the row at each position below `known` was decided */
     size_t known;
     mxd_core_function *core_rule; /* the caller's, or NULL */
     void *core_rule_arg;
@@ -48,9 +48,9 @@ int mxd_first_pass(const mxd_engine *g);
 bool mxd_runs_full(const mxd_seq *s);
 /* Return how many rows may still run at base precision before catch-up is due. */
 size_t mxd_base_room(const mxd_seq *s);
-/* Whether the sequences that wait for full precision get it in this step, whose pass at base precision is done: in small
- * batches, but at once if nobody else runs, and never later than some steps. When they get it changes nothing of what
- * they generate. */
+/* Whether the sequences that wait for full precision get it in this step, whose pass at base precision is done: in
+ * small batches, but at once if nobody else runs, and never later than some steps. When they get it changes nothing of
+ * what they generate. */
 bool mxd_catches_up(mxd_seq *const *seqs, size_t n);
 /* Note that the pass has processed all rows below position n. */
 void mxd_precision_processed(mxd_seq *s, size_t n);

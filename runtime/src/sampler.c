@@ -1,7 +1,6 @@
 #include "sampler.h"
 
 #include <math.h>
-#include <string.h>
 
 void mxd_sampling_default(mxd_sampling *out) {
     *out = (mxd_sampling){.top_p = 1, .repeat_penalty = 1};
@@ -21,23 +20,26 @@ mxd_status mxd_sampling_check(const mxd_sampling *s, mxd_error *err) {
     return MXD_OK;
 }
 
-int mxd_is_greedy(const mxd_sampling *s) {
+bool mxd_is_greedy(const mxd_sampling *s) {
     return s->temperature == 0 && s->repeat_penalty == 1;
 }
 
-/* Finalizer of a 64-bit counter-based generator (SplitMix64: Steele, Lea, Flood 2014). */
+/* Finalize a 64-bit counter-based random number (SplitMix64: Steele, Lea, Flood 2014). */
 static uint64_t mix64(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
 
-/* Natural logarithm for u in (0, 1), the same bits everywhere: libm's differ between systems. u = m * 2^e with m in
- * [sqrt(1/2), sqrt(2)); log m = 2 atanh((m-1)/(m+1)) as a series, error below 2^-50. */
+/* Return the natural logarithm of u in (0, 1), the same bits everywhere: libm's differ between systems. u = m * 2^e
+ * with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh((m-1)/(m+1)) as a series, error below 2^-50. */
 static double log_canonical(double u) {
     int e;
     double m = frexp(u, &e);
-    if (m < 0x1.6a09e667f3bcdp-1) m *= 2, e -= 1;
+    if (m < 0x1.6a09e667f3bcdp-1) {
+        m *= 2;
+        e -= 1;
+    }
     double f = (m - 1) / (m + 1), f2 = f * f, term = f, sum = f;
     for (int k = 3; k <= 21; k += 2) {
         term = term * f2;
@@ -46,7 +48,7 @@ static double log_canonical(double u) {
     return 2 * sum + e * 0x1.62e42fefa39efp-1;
 }
 
-/* A uniform deviate in (0, 1) on a grid of 2^-53. */
+/* Return a uniform deviate in (0, 1) on a grid of 2^-53. */
 static double uniform(uint64_t seed, uint64_t position, uint32_t id) {
     uint64_t h = mix64(mix64(mix64(seed + 0x9e3779b97f4a7c15u) + position + 1) + id + 1);
     return ((double)(h >> 12) + 0.5) * 0x1p-52;
@@ -69,8 +71,8 @@ static uint32_t argmax(const float *logits, uint32_t vocab) {
     return best;
 }
 
-/* Order of candidates: larger weight first, lower id among equals. */
-static int before(const float *w, uint32_t a, uint32_t b) {
+/* Whether candidate a comes before b: larger weight first, lower id among equals. */
+static bool before(const float *w, uint32_t a, uint32_t b) {
     return w[a] > w[b] || (w[a] == w[b] && a < b);
 }
 
@@ -84,7 +86,8 @@ static void sift_down(const float *w, uint32_t *heap, size_t n, size_t i) {
     }
 }
 
-/* Exponential race, the same choice as Gumbel-max over the softmax: the candidate with the least noise/weight wins. */
+/* An exponential race, the same choice as Gumbel-max over the softmax: the candidate with the least noise/weight
+ * wins. */
 typedef struct race {
     const mxd_sampling *sampling;
     const uint32_t *ids; /* of the candidates, ascending where weights are equal; NULL: each its own */
@@ -98,7 +101,9 @@ static void enter(race *r, uint32_t candidate, float weight) {
     /* -log u >= 1 - u: whoever cannot win by that bound needs no logarithm. */
     if ((1 - u) > r->least * (double)weight) return;
     double time = -log_canonical(u) / (double)weight;
-    if (time < r->least || (time == r->least && candidate < r->winner)) r->least = time, r->winner = candidate;
+    if (time > r->least || (time == r->least && candidate > r->winner)) return;
+    r->least = time;
+    r->winner = candidate;
 }
 
 uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t vocab,
@@ -130,7 +135,7 @@ uint32_t mxd_sample_among(const mxd_kernels *kernels, const mxd_sampling *s, con
     double mass = 0;
     if (limit == vocab) {
         for (uint32_t id = 0; id < vocab; id++) mass += (double)w[id];
-    } else { /* top_p applies to what top_k left: pop those first; they gather behind the shrinking heap */
+    } else { /* top_p applies to what top_k left: pop those first; they gather after the shrinking heap */
         for (size_t i = 0; i < limit; i++) {
             uint32_t id = heap[0];
             mass += (double)w[id];

@@ -2,30 +2,32 @@
 #ifndef MXD_SAMPLER_H
 #define MXD_SAMPLER_H
 
+#include <stdbool.h>
+
 #include "../kernels/kernels.h"
 #include "status.h"
 
-/* Workspaces of the engine's arena. */
+/* Workspaces in the engine's arena. */
 typedef struct mxd_sampler_scratch {
-    float *weights;     /* (vocab) */
-    uint32_t *heap;     /* (vocab) */
-    uint8_t *seen;      /* (vocab/8 + 1), all zero between calls */
+    float *weights; /* (vocab) */
+    uint32_t *heap; /* (vocab) */
+    uint8_t *seen;  /* (vocab/8 + 1), all zero between calls */
 } mxd_sampler_scratch;
 
-/* Whether the choice is the likeliest token, whatever the logits behind it. */
-int mxd_is_greedy(const mxd_sampling *sampling);
+/* Whether the choice is always the likeliest token, so that no other logit is needed. */
+bool mxd_is_greedy(const mxd_sampling *sampling);
 
 /* Choose the token at `position` of a sequence whose earlier tokens are prefix[n]. Changes logits in place when a
  * repetition penalty is set. All logits are finite. */
 uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *sampling, float *logits, uint32_t vocab,
                     const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch);
 
-/* The same among `count` candidates that are the tokens ids[count] (NULL: all tokens), without the penalty; returns the
- * candidate's number. */
+/* Choose among `count` candidates, the tokens ids[count] (NULL: all tokens), without the penalty; returns the index of
+ * the candidate. */
 uint32_t mxd_sample_among(const mxd_kernels *kernels, const mxd_sampling *sampling, const float *logits, uint32_t count,
                           const uint32_t *ids, size_t position, const mxd_sampler_scratch *scratch);
 
-/* MXD_ERR_ARGUMENT naming the parameter that is out of range. */
+/* MXD_ERR_ARGUMENT names the parameter that is out of range. */
 mxd_status mxd_sampling_check(const mxd_sampling *sampling, mxd_error *err);
 
 #endif

@@ -2,7 +2,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <string.h>
 
 #include "bytes.h"
 
@@ -29,11 +28,11 @@ static mxd_weights load_weights(const uint8_t *p) {
     return (mxd_weights){mxd_load_f32(p), mxd_load_f32(p + 4), mxd_load_f32(p + 8), mxd_load_f32(p + 12)};
 }
 
-static int is_finite(mxd_weights w) {
+static bool is_finite(mxd_weights w) {
     return isfinite(w.alpha) && isfinite(w.beta) && isfinite(w.gamma) && isfinite(w.bias);
 }
 
-static int is_share(float x) {
+static bool is_share(float x) {
     return x >= 0 && x <= 1;
 }
 
@@ -60,7 +59,7 @@ mxd_status mxd_schedule_init(mxd_schedule *out, const uint8_t *p, size_t len, ui
     if (s.sinks > MXD_KV_BLOCK)
         return mxd_fail(err, MXD_BAD_SCHEDULE, "schedule: sinks %u is not in 0..%d", s.sinks, MXD_KV_BLOCK);
     if (s.recent < MXD_KV_BLOCK || s.recent > MAX_RECENT || s.recent % MXD_KV_BLOCK)
-        return mxd_fail(err, MXD_BAD_SCHEDULE, "schedule: recent %u is no multiple of %d up to %d", s.recent,
+        return mxd_fail(err, MXD_BAD_SCHEDULE, "schedule: recent %u is not a multiple of %d up to %d", s.recent,
                         MXD_KV_BLOCK, MAX_RECENT);
     if (s.monitored_layer >= layers)
         return mxd_fail(err, MXD_BAD_SCHEDULE, "schedule: layer %u of %u", s.monitored_layer, layers);

@@ -13,7 +13,7 @@
 
 /* ---- opening ---- */
 
-static mxd_status open_seq(mxd_engine *g, const mxd_sampling *sampling, bool mixes, mxd_seq **out, mxd_error *err) {
+mxd_status mxd_seq_open_mixing(mxd_engine *g, bool mixes, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
     *out = NULL;
     mxd_status status = mxd_engine_idle(g, err);
     if (!status) status = mxd_sampling_check(sampling, err);
@@ -52,11 +52,7 @@ static mxd_status open_seq(mxd_engine *g, const mxd_sampling *sampling, bool mix
 }
 
 mxd_status mxd_seq_open(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
-    return open_seq(g, sampling, g->mixes, out, err);
-}
-
-mxd_status mxd_seq_open_unmixed(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
-    return open_seq(g, sampling, false, out, err);
+    return mxd_seq_open_mixing(g, g->mixes, sampling, out, err);
 }
 
 mxd_status mxd_seq_copy(const mxd_seq *from, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err) {
@@ -221,14 +217,14 @@ static void release(mxd_seq *s, size_t n) {
     memmove(s->held, s->held + n, s->held_len);
 }
 
-void mxd_seq_commit(mxd_seq *s, const mxd_token_record *record, bool drafted) {
+void mxd_seq_commit(mxd_seq *s, const mxd_token_record *record, int32_t node) {
     const mxd_engine *g = s->engine;
     const mxd_tokenizer *t = &g->model->tokenizer;
     uint32_t id = record->token;
     size_t at = s->token_count - s->output_from;
     assert(at < MXD_MAX_STEP_TOKENS && s->token_count < g->plan.ctx);
     s->records[at] = *record;
-    mxd_draft_log_committed(s, at, drafted);
+    mxd_draft_log_committed(s, at, node);
     mxd_monitor_chosen(s, s->token_count, record->confidence);
     s->tokens[s->token_count++] = id;
     s->stats.generated_tokens++;

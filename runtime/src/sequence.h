@@ -4,17 +4,19 @@
 
 #include "internal.h"
 
-/* Open a sequence as mxd_seq_open() does, but never mix precisions: all rows run at the engine's precision. */
-mxd_status mxd_seq_open_unmixed(mxd_engine *g, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
+/* Open a sequence as mxd_seq_open() does; it mixes precisions if the engine does. If this one doesn't mix, all its rows
+ * run at the engine's precision. */
+mxd_status mxd_seq_open_mixing(mxd_engine *g, bool mixes, const mxd_sampling *sampling, mxd_seq **out, mxd_error *err);
 /* MXD_ERR_ARGUMENT if one of ids[n] is not in the vocabulary. */
 mxd_status mxd_seq_check_ids(const mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err);
-/* Commit the token of a record: its text, the stop it may cause, the counts. */
-void mxd_seq_commit(mxd_seq *s, const mxd_token_record *record, bool drafted);
-/* Return how many of the rows up to position `end` the next pass at this precision can run, at most `most`; *from gets the
- * position of the first. Brings the KV tiers up to date before. */
+/* Commit the token of a record, an accepted node of the proposal or not drafted (-1): its text, the stop it may cause,
+ * the counts. */
+void mxd_seq_commit(mxd_seq *s, const mxd_token_record *record, int32_t node);
+/* Return how many of the rows up to position `end` the next pass at this precision can run, at most `most`; *from gets
+ * the position of the first. Brings the KV tiers up to date before. */
 size_t mxd_seq_rows_to_run(mxd_seq *s, bool full, size_t end, size_t most, size_t *from);
 
-/* Positions that are processed, or were before a truncation. */
+/* Return how many positions are processed, or were before a truncation. */
 static inline size_t mxd_seq_known(const mxd_seq *s) {
     return s->n_past > s->replay_end ? s->n_past : s->replay_end;
 }

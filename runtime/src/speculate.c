@@ -46,7 +46,7 @@ static mxd_status ask_caller(mxd_seq *s, size_t most, mxd_error *err) {
 
 static int32_t find_child(const mxd_proposal *d, int32_t parent, uint32_t token) {
     for (uint32_t i = 0; i < d->count; i++)
-        if (d->parent[i] == parent && d->token[i] == token) return (int32_t)i;
+        if (d->node[i].parent == parent && d->node[i].token == token) return (int32_t)i;
     return -1;
 }
 
@@ -54,17 +54,14 @@ static int32_t find_child(const mxd_proposal *d, int32_t parent, uint32_t token)
 static void graft(mxd_proposal *tree, const mxd_proposal *chain) {
     int32_t parent = -1;
     for (uint32_t i = 0; i < chain->count; i++) {
-        int32_t node = find_child(tree, parent, chain->token[i]);
+        int32_t node = find_child(tree, parent, chain->node[i].token);
         if (node < 0) {
             if (tree->count == MXD_MAX_DRAFT) return;
             node = (int32_t)tree->count++;
-            tree->token[node] = chain->token[i];
-            tree->parent[node] = parent;
-            tree->kind[node] = chain->kind[i];
-            tree->confidence[node] = chain->confidence[i];
-            tree->path[node] = 0;
+            tree->node[node] = chain->node[i];
+            tree->node[node].parent = parent;
         }
-        if (tree->path[node] < chain->path[i]) tree->path[node] = chain->path[i];
+        if (tree->node[node].path < chain->node[i].path) tree->node[node].path = chain->node[i].path;
         parent = node;
     }
 }
@@ -80,7 +77,7 @@ static void ask_drafters(mxd_pass *pass, mxd_seq *const *seqs, const size_t *mos
         found[i].count = 0;
         if (g->draft != MXD_DRAFT_MODEL)
             mxd_ngram_propose(table, g->policy, seqs[i]->tokens, seqs[i]->token_count, most[i], &found[i]);
-        left[i] = found[i].count > 0 && found[i].path[0] > SURE ? 0 : most[i];
+        left[i] = found[i].count > 0 && found[i].node[0].path > SURE ? 0 : most[i];
         if (left[i] > 0 && seqs[i]->drafter.guess_count > 0) pass->observation.asked_model = 1;
     }
     if (g->drafter.in_use) mxd_draft_model_propose(g, seqs, left, n, rows, &pass->use);
@@ -135,13 +132,14 @@ void mxd_speculate_add_rows(mxd_engine *g, const mxd_seq *s, size_t newest, mxd_
     const mxd_proposal *d = &s->drafts.proposal;
     uint32_t continued = 0; /* bit 1 + i: node i has a successor in the cache; bit 0: the newest token has */
     for (uint32_t k = 0; k < d->count; k++) {
-        size_t parent = newest + (size_t)(d->parent[k] + 1); /* drafted rows follow the newest one */
-        mxd_row *row = mxd_add_row(g, s, g->rows[parent].position + 1, d->token[k], output);
-        if (g->rows[parent].side || continued >> (d->parent[k] + 1) & 1) {
+        int32_t above = d->node[k].parent + 1; /* bit of `continued`, and how many rows after the newest one */
+        size_t parent = newest + (size_t)above;
+        mxd_row *row = mxd_add_row(g, s, g->rows[parent].position + 1, d->node[k].token, output);
+        if (g->rows[parent].side || continued >> above & 1) {
             row->side = ++g->side_count;
             row->parent = (uint32_t)parent;
         }
-        continued |= 1u << (d->parent[k] + 1);
+        continued |= 1u << above;
     }
 }
 
@@ -158,14 +156,13 @@ static void score_children(mxd_seq *s, int32_t node, int32_t chosen, size_t dept
     const mxd_proposal *d = &s->drafts.proposal;
     size_t bin = depth < 7 ? depth : 7;
     for (uint32_t i = 0; i < d->count; i++) {
-        if (d->parent[i] != node) continue;
+        if (d->node[i].parent != node) continue;
         mxd_observation observation = {
-            .type = MXD_OBSERVED_DRAFT, .kind = d->kind[i], .accepted = (int32_t)i == chosen, .verified = 1};
+            .type = MXD_OBSERVED_DRAFT, .kind = d->node[i].kind, .accepted = (int32_t)i == chosen, .verified = 1};
         mxd_tuner_report(&s->engine->tuner, &observation);
         s->stats.drafted_at[bin]++;
     }
     if (chosen < 0) return;
-    mxd_draft_log_accepted(s, (uint32_t)chosen);
     s->stats.accepted++;
     s->stats.accepted_at[bin]++;
 }
@@ -186,7 +183,7 @@ void mxd_speculate_choose(const mxd_pass *pass, mxd_part *p) {
         if (depth == 0) mxd_draft_log_chosen(s, record.token);
         int32_t next = find_child(&s->drafts.proposal, node, record.token);
         score_children(s, node, next, depth);
-        mxd_seq_commit(s, &record, next >= 0);
+        mxd_seq_commit(s, &record, next);
         if (next < 0 || s->stop != MXD_STOP_NONE) return; /* the last token is not processed, as in plain decoding */
         const mxd_row *row = &g->rows[p->first + p->rows + (size_t)next];
         if (row->side) mxd_kv_accept(g, row);

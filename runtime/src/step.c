@@ -1,15 +1,13 @@
-/* Start here: the engine's step.
- *
- * mxd_step() runs one pass through the model, or two under mixed precision: at base precision, then at full precision for
- * sequences that read a prompt, whose newest row turned out to be core, or whose catch-up is due. A pass
- *   1. divides its rows among the sequences: parts of prompts, or the newest token of those that generate;
- *   2. lets drafters propose what may follow the newest tokens, and adds as many rows of drafts as pay (speculate.c);
- *   3. runs all rows (forward.c);
- *   4. lets each sequence choose after its newest token, and after each drafted token that was its choice: these are
- *      committed, the first choice that was not drafted ends it, and so does a row that turns core (precision.c);
- *   5. lets the trained drafter read what was committed (draft_model.c), and reports to the policy (tuner.c).
- * A draft is never an answer: the target chooses every token itself, so drafts change the time and nothing else. */
-#include <string.h>
+/* Start here: the engine's step. Under mixed precision it has two passes: at base precision, then at full precision for
+ * prompts, for rows that turned core, and where catch-up is due. Each pass
+ *   1. divides its rows: the newest token of each sequence that generates, parts of prompts for the others;
+ *   2. asks drafters what may follow the newest tokens, and adds as many rows of drafts as pay (speculate.c);
+ *   3. runs all rows through the model (forward.c);
+ *   4. commits what each sequence chooses after its newest token, and after each drafted token that was its choice, up
+ *      to the first choice that was not drafted or the first row that turns core (precision.c);
+ *   5. shows the trained drafter what was committed (draft_model.c), and reports to the policy (tuner.c).
+ * A draft is never an answer: the target chooses every token itself, so drafts change only the time. */
+#include "step.h"
 
 #include "annotate.h"
 #include "clock.h"
@@ -19,8 +17,8 @@
 
 /* ---- rows ---- */
 
-/* Divide the pass among the sequences whose next row is of its precision: one row for each, so that nobody starves. What
- * is left goes in order to those with more: prompts, and rows that a pass at full precision catches up. */
+/* Divide the pass among the sequences whose next row is of its precision: one row for each, so that nobody starves.
+ * What is left goes in order to those with more: prompts, and rows that a pass at full precision catches up. */
 static void divide(mxd_pass *pass, mxd_seq *const *seqs, size_t n) {
     const mxd_engine *g = pass->engine;
     size_t left = g->max_rows;
@@ -96,7 +94,7 @@ static void account(const mxd_pass *pass, const mxd_part *p) {
     if (pass->full != mxd_first_pass(g)) return; /* a second look */
     const mxd_proposal *d = &s->drafts.proposal;
     s->expected_tokens += 1;
-    for (uint32_t i = 0; i < d->count; i++) s->expected_tokens += (double)d->path[i];
+    for (uint32_t i = 0; i < d->count; i++) s->expected_tokens += (double)d->node[i].path;
     s->expected_s += mxd_policy_step_cost(g->policy, g->row_count) / (double)pass->count;
 }
 

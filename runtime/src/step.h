@@ -9,7 +9,7 @@
 /* One sequence's part of a pass: rows first .. first+rows of its own tokens, then its drafted ones. */
 typedef struct mxd_part {
     mxd_seq *seq;
-    size_t from;    /* position of its first row */
+    size_t from; /* position of its first row */
     size_t rows, first;
     size_t outcome; /* of its newest token, if the pass reaches it; those of the drafted ones follow */
     bool reaches_end, decoding;

@@ -20,8 +20,8 @@ static mxd_status replay(mxd_seq *s, mxd_error *err) {
     return MXD_OK;
 }
 
-/* Run as many of the tokens up to position `end` as one pass can, and write the logits of those that it processes. Under
- * mixed precision that may be none: the row turned core, or catch-up had no room for it yet. */
+/* Run as many of the tokens up to position `end` as one pass can, and write the logits of those that it processes.
+ * Under mixed precision that may be none: the row turned core, or catch-up had no room for it yet. */
 static mxd_status force(mxd_seq *s, size_t end, float *logits, mxd_error *err) {
     mxd_engine *g = s->engine;
     size_t vocab = g->model->config.vocab, from;

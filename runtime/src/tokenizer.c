@@ -48,12 +48,16 @@ static bool merge_spells_result(const mxd_tokenizer *t, const uint32_t *merge) {
            !memcmp(result + left, t->text + t->text_start[merge[1]], right);
 }
 
-/* Set the pointers; every array's place follows from the counts in the header. */
+/* Set the pointers: the places of all arrays follow from the counts in the header. */
 static mxd_status lay_out(mxd_tokenizer *t, const uint8_t *section, size_t len, uint32_t vocab, mxd_error *err) {
     if (len < HEADER_BYTES) return refuse(err, "shorter than its header");
     const uint32_t *header = (const uint32_t *)(const void *)section;
-    *t = (mxd_tokenizer){.vocab = header[0], .merge_count = header[1], .bos = header[3], .eos_count = header[4],
-                         .special_count = header[5], .text_bytes = header[6],
+    *t = (mxd_tokenizer){.vocab = header[0],
+                         .merge_count = header[1],
+                         .bos = header[3],
+                         .eos_count = header[4],
+                         .special_count = header[5],
+                         .text_bytes = header[6],
                          .splits_digits = header[2] == PRE_TOKENIZER_SMOLLM};
     if (t->vocab != vocab || vocab < 1 || vocab > MAX_VOCAB) return refuse(err, "vocabulary size is not the model's");
     if (header[2] != PRE_TOKENIZER_GPT2 && header[2] != PRE_TOKENIZER_SMOLLM)
@@ -80,11 +84,10 @@ static mxd_status check_tokens(const mxd_tokenizer *t, mxd_error *err) {
     if (!mxd_ids_ascend(t->special, t->special_count, t->vocab)) return refuse(err, "bad list of control tokens");
     if (!mxd_ids_ascend(t->eos, t->eos_count, t->vocab)) return refuse(err, "bad list of end tokens");
     for (uint32_t i = 0; i < t->eos_count; i++)
-        if (!mxd_tokenizer_is_special(t, t->eos[i])) return refuse(err, "an end token is no control token");
+        if (!mxd_tokenizer_is_special(t, t->eos[i])) return refuse(err, "an end token is not a control token");
     if (t->bos != MXD_NO_TOKEN && t->bos >= t->vocab) return refuse(err, "bos is outside the vocabulary");
 
-    if (t->text_start[0] != 0 || t->text_start[t->vocab] != t->text_bytes)
-        return refuse(err, "bad token offsets");
+    if (t->text_start[0] != 0 || t->text_start[t->vocab] != t->text_bytes) return refuse(err, "bad token offsets");
     for (uint32_t id = 0; id < t->vocab; id++)
         if (t->text_start[id + 1] <= t->text_start[id] || token_length(t, id) > MXD_MAX_TOKEN_BYTES)
             return refuse(err, "bad token offsets");
@@ -108,7 +111,8 @@ static mxd_status check_merges(const mxd_tokenizer *t, mxd_error *err) {
     for (uint32_t rank = 0; rank < t->merge_count; rank++) {
         const uint32_t *merge = t->merge + 3 * (size_t)rank;
         for (int i = 0; i < 3; i++)
-            if (merge[i] >= t->vocab || mxd_tokenizer_is_special(t, merge[i])) return refuse(err, "bad token in a merge");
+            if (merge[i] >= t->vocab || mxd_tokenizer_is_special(t, merge[i]))
+                return refuse(err, "bad token in a merge");
         if (!merge_spells_result(t, merge)) return refuse(err, "a merge's result is not its two parts");
     }
     /* merge_count ranks below merge_count in strictly ascending order of pair: a permutation, and no pair twice. */
@@ -131,9 +135,8 @@ mxd_status mxd_tokenizer_init(mxd_tokenizer *t, const uint8_t *section, size_t l
 }
 
 const char *mxd_tokenizer_bytes(const mxd_tokenizer *t, uint32_t id, size_t *len) {
-    if (id >= t->vocab) return NULL;
-    *len = token_length(t, id);
-    return (const char *)t->text + t->text_start[id];
+    *len = id < t->vocab ? token_length(t, id) : 0;
+    return id < t->vocab ? (const char *)t->text + t->text_start[id] : NULL;
 }
 
 bool mxd_tokenizer_is_special(const mxd_tokenizer *t, uint32_t id) {
@@ -156,10 +159,11 @@ static uint32_t class_of(uint32_t c) {
     return UNICODE_CLASSES[low] & ((1u << UNICODE_CLASS_BITS) - 1);
 }
 
-/* Ends every run: the end of the text, or a digit that is a pre-token of its own. */
+/* What ends every run: the end of the text, or a digit that is a pre-token of its own. */
 #define BOUNDARY UINT32_MAX
 
-/* Class of the character at pos, its length in *width. A byte that is no UTF-8 is one character of class OTHER. */
+/* Return the class of the character at pos, its length in *width. A byte that is not UTF-8 is one character of class
+ * OTHER. */
 static uint32_t class_at(const mxd_tokenizer *t, const uint8_t *text, size_t len, size_t pos, size_t *width) {
     *width = 0;
     if (pos == len) return BOUNDARY;
@@ -183,7 +187,7 @@ static size_t contraction_length(const uint8_t *text, size_t len) {
     return 0;
 }
 
-/* End of the pre-token that begins at pos < len. By hand, what GPT-2's regular expression matches:
+/* Return the end of the pre-token that begins at pos < len. By hand, what GPT-2's regular expression matches:
  * 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
 static size_t pre_token_end(const mxd_tokenizer *t, const uint8_t *text, size_t len, size_t pos) {
     size_t contraction = contraction_length(text + pos, len - pos);
@@ -216,9 +220,9 @@ static size_t pre_token_end(const mxd_tokenizer *t, const uint8_t *text, size_t 
 
 /* ---- merges ---- */
 
-/* A pre-token's symbols, each at the index of its first byte's token: a doubly linked list, with a tournament tree
- * over the ranks whose root is the lowest rank, leftmost among equals. So the next merge is found in O(1), carried
- * out in O(log n), and n log n is all that a megabyte of one letter costs. */
+/* A pre-token under work: its symbols, each at the index of its first byte, in a doubly linked list, with a tournament
+ * tree over the ranks of their merges. Its root is the lowest rank, leftmost among equals. So the next merge is found
+ * in O(1) and carried out in O(log n): a megabyte of one letter costs n log n. */
 typedef struct word {
     uint32_t n;
     uint32_t *id, *previous, *next; /* (n) previous of the first is NONE, next of the last is n */
@@ -259,11 +263,15 @@ static void update_rank(const mxd_tokenizer *t, word *w, uint32_t i) {
     for (uint32_t node = (w->n + i) / 2; node >= 1; node /= 2) replay(w, node);
 }
 
-/* scratch: SCRATCH_WORDS x len */
+/* Append the ids of a pre-token; scratch: SCRATCH_WORDS x len words. */
 static void encode_pre_token(const mxd_tokenizer *t, const uint8_t *bytes, size_t len, uint32_t *scratch,
                              mxd_id_buffer *out) {
-    word w = {.n = 0, .id = scratch, .previous = scratch + len, .next = scratch + 2 * len,
-              .rank = scratch + 3 * len, .winner = scratch + 4 * len};
+    word w = {.n = 0,
+              .id = scratch,
+              .previous = scratch + len,
+              .next = scratch + 2 * len,
+              .rank = scratch + 3 * len,
+              .winner = scratch + 4 * len};
     for (size_t i = 0; i < len; i++) {
         uint32_t id = t->byte_token[bytes[i]];
         if (id != MXD_NO_TOKEN) w.id[w.n++] = id;

@@ -1,5 +1,5 @@
-/* Byte-level BPE over the bundle's `tokenizer` section (runtime/BUNDLE.md), read in place.
- * Gives the ids that Hugging Face `tokenizers` gives. */
+/* Byte-level BPE over the bundle's `tokenizer` section (runtime/BUNDLE.md), read in place. Its ids are those of Hugging
+ * Face `tokenizers`. */
 #ifndef MXD_TOKENIZER_H
 #define MXD_TOKENIZER_H
 
@@ -24,7 +24,7 @@ typedef struct mxd_tokenizer {
     const uint8_t *text;
 } mxd_tokenizer;
 
-/* Where ids go: n counts all of them, also those beyond cap. */
+/* A list of ids under work: n counts all of them, also those beyond cap. */
 typedef struct mxd_id_buffer {
     uint32_t *ids;
     size_t cap, n;
@@ -34,19 +34,19 @@ typedef struct mxd_id_buffer {
  * be 4-byte aligned (bundle sections are) and outlive t. */
 mxd_status mxd_tokenizer_init(mxd_tokenizer *t, const uint8_t *section, size_t len, uint32_t vocab, mxd_error *err);
 
-/* mxd_encode() of the public header. O(len log len). Allocates only for pre-tokens (roughly: words) of more than
- * 256 bytes, 20 bytes a byte, freed on return. */
+/* Encode text[len]: mxd_encode() of the public header. O(len log len). Allocates only for pre-tokens (roughly: words)
+ * of more than 256 bytes, 20 bytes a byte, freed on return. */
 mxd_status mxd_tokenizer_encode(const mxd_tokenizer *t, const char *text, size_t len, uint32_t *ids, size_t cap,
                                 size_t *n, mxd_error *err);
 
-/* The same into an mxd_id_buffer, behind what it holds; a full buffer is no error here. */
+/* Append the ids of a text to a buffer; a full buffer is no error here. */
 mxd_status mxd_tokenizer_append(const mxd_tokenizer *t, const uint8_t *text, size_t len, mxd_id_buffer *out,
                                 mxd_error *err);
 void mxd_id_buffer_push(mxd_id_buffer *out, uint32_t id);
-/* *n gets the count; MXD_ERR_BUFFER if it exceeds the capacity. */
+/* Set *n to the count; MXD_ERR_BUFFER if it exceeds the capacity. */
 mxd_status mxd_id_buffer_finish(const mxd_id_buffer *out, size_t *n, mxd_error *err);
 
-/* mxd_token_bytes() of the public header; at most MXD_MAX_TOKEN_BYTES. */
+/* Return the bytes of a token: mxd_token_bytes() of the public header; at most MXD_MAX_TOKEN_BYTES. */
 const char *mxd_tokenizer_bytes(const mxd_tokenizer *t, uint32_t id, size_t *len);
 bool mxd_tokenizer_is_special(const mxd_tokenizer *t, uint32_t id);
 bool mxd_tokenizer_is_eos(const mxd_tokenizer *t, uint32_t id);

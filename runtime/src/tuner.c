@@ -21,7 +21,7 @@ typedef struct place {
     _Alignas(LINE) _Atomic uint64_t seen; /* publications when its step began, or READS_NONE */
     atomic_int taken;
     atomic_uint head, tail;
-    unsigned reported; /* behind `tail`: of the step under way */
+    unsigned reported; /* after `tail`: of the step under way */
     mxd_observation ring[RING];
 } place;
 
@@ -49,15 +49,15 @@ mxd_tuner *mxd_tuner_open(const mxd_policy *first) {
     return t;
 }
 
-int mxd_tuner_join(mxd_tuner *t, mxd_reader *out) {
+bool mxd_tuner_join(mxd_tuner *t, mxd_reader *out) {
     for (uint32_t i = 0; i < MXD_TUNER_READERS; i++) {
         int none = 0;
         if (!atomic_compare_exchange_strong(&t->places[i].taken, &none, 1)) continue;
         atomic_fetch_add(&t->readers, 1);
         *out = (mxd_reader){t, i};
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 void mxd_tuner_leave(mxd_reader *r) {
@@ -85,7 +85,7 @@ void mxd_tuner_report(const mxd_reader *r, const mxd_observation *o) {
 
 /* ---- the writer: whoever has the flag ---- */
 
-/* Number of publications that every reader has seen. */
+/* Return the number of publications that every reader has seen. */
 static uint64_t seen_by_all(mxd_tuner *t) {
     uint64_t least = READS_NONE;
     for (int i = 0; i < MXD_TUNER_READERS; i++) {
@@ -95,7 +95,7 @@ static uint64_t seen_by_all(mxd_tuner *t) {
     return least;
 }
 
-/* A snapshot that nobody reads, or NULL. */
+/* Return a snapshot that nobody reads, or NULL. */
 static snapshot *find_free(mxd_tuner *t) {
     snapshot *found = NULL;
     uint64_t seen = seen_by_all(t);
@@ -118,10 +118,10 @@ static void publish(mxd_tuner *t, snapshot *next) {
     last->replaced = atomic_fetch_add(&t->publications, 1) + 1;
 }
 
-static int has_observations(mxd_tuner *t) {
+static bool has_observations(mxd_tuner *t) {
     for (int i = 0; i < MXD_TUNER_READERS; i++)
-        if (atomic_load(&t->places[i].tail) != atomic_load(&t->places[i].head)) return 1;
-    return 0;
+        if (atomic_load(&t->places[i].tail) != atomic_load(&t->places[i].head)) return true;
+    return false;
 }
 
 static void fold(mxd_tuner *t) {

@@ -1,12 +1,13 @@
-/* Monitor: what steps show, and the policy learned from it, which engines on several threads may share. No step ever
+/* The tuner: what steps show, and the policy learned from it, which engines on several threads may share. No step ever
  * waits for another.
  *
  * The policy lives in snapshots that nobody changes once they are published. A step reads the current one from begin to
- * end; what it observes goes to a ring of its reader, and whoever ends a step and gets the writer's flag (one try) folds
- * the rings of all into a new snapshot. An old one is used again only when every reader has passed a step boundary since
- * it was replaced, so none can still read it: each publishes, at the beginning of its step, the number of publications
- * that it has seen, and at the end that it reads none. While no snapshot is free, observations wait in their rings, and
- * are dropped when these are full. An engine that shares with nobody folds each step's observations at its end. */
+ * end. What it observes goes to a ring of its reader. Whoever ends a step and gets the writer's flag (one try) folds
+ * the rings of all into a new snapshot. An old snapshot is used again only when every reader has passed a step boundary
+ * since it was replaced, so none can still read it: each publishes, at the beginning of its step, the number of
+ * publications that it has seen, and at the end that it reads none. While no snapshot is free, observations wait in
+ * their rings, and are dropped when these are full. An engine that shares with nobody folds each step's observations at
+ * its end. */
 #ifndef MXD_TUNER_H
 #define MXD_TUNER_H
 
@@ -22,21 +23,22 @@ typedef struct mxd_reader {
     uint32_t place;
 } mxd_reader;
 
-/* A tuner without readers, or NULL: out of memory. This is all that is ever allocated, so many bytes. */
+/* Return the bytes of a tuner: nothing else is ever allocated. */
 size_t mxd_tuner_bytes(void);
+/* Open a tuner without readers; NULL if memory is short. */
 mxd_tuner *mxd_tuner_open(const mxd_policy *first);
-/* Returns whether there was a place. The tuner must not be left by its last reader meanwhile. */
-int mxd_tuner_join(mxd_tuner *tuner, mxd_reader *out);
-/* The last one to leave frees the tuner. */
+/* Join as a reader; returns whether there was a place. The last reader must not leave meanwhile. */
+bool mxd_tuner_join(mxd_tuner *tuner, mxd_reader *out);
+/* Leave; the last reader frees the tuner. */
 void mxd_tuner_leave(mxd_reader *reader);
 
-/* The policy of the step that begins, valid until its end. */
+/* Begin a step and return its policy, valid until mxd_tuner_end(). */
 const mxd_policy *mxd_tuner_begin(const mxd_reader *reader);
-/* Within a step; others see it from its end on. */
+/* Report an observation within a step; others see it from the step's end on. */
 void mxd_tuner_report(const mxd_reader *reader, const mxd_observation *observation);
 void mxd_tuner_end(const mxd_reader *reader);
 
-/* Publish new costs, between steps of this reader. The one thing that waits: for a writer, and for a free snapshot. */
+/* Publish new costs, between steps of this reader. Only this waits: for a writer, and for a free snapshot. */
 void mxd_tuner_set_costs(const mxd_reader *reader, const mxd_costs *costs);
 
 #endif

@@ -1,6 +1,6 @@
 #include "utf8.h"
 
-/* Length of the character that begins with `lead`, and the range of its second byte; 0 if none begins so. */
+/* Return the length of the character that begins with `lead`, and the range of its second byte; 0 if none begins so. */
 static size_t character_length(uint8_t lead, uint8_t *low, uint8_t *high) {
     *low = 0x80;
     *high = 0xBF;
@@ -18,7 +18,7 @@ static size_t character_length(uint8_t lead, uint8_t *low, uint8_t *high) {
     return 4;
 }
 
-/* How many of p[0..want) are right for a character of length want whose second byte is in low..high. */
+/* Return how many of p[0..want) are right for a character of length want whose second byte is in low..high. */
 static size_t valid_bytes(const uint8_t *p, size_t n, size_t want, uint8_t low, uint8_t high) {
     size_t i = 1;
     if (i < n && i < want && p[1] >= low && p[1] <= high)

@@ -36,7 +36,8 @@ mxd_status mxd_verify(mxd_engine *g, char hex[65], mxd_error *err) {
     const uint32_t *entry = m->golden.entries;
     for (uint32_t p = 0; !status && p < m->golden.prompts; p++, entry += 1 + entry[0]) {
         mxd_seq *s;
-        if ((status = mxd_seq_open_unmixed(g, &greedy, &s, err))) break; /* the vectors are those of whole planes */
+        if ((status = mxd_seq_open_mixing(g, false, &greedy, &s, err)))
+            break; /* the vectors are those of whole planes */
         status = digest_prompt(s, entry + 1, entry[0], m->golden.greedy, logits, &sha, err);
         mxd_seq_close(&s);
     }

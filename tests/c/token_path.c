@@ -1,6 +1,8 @@
 /* Counts what the token path must not do: prints how often memory was allocated until the engine was open, and what
- * opening sequences, copying, truncating and reading one, 20 steps of one sequence and 20 of three did:
- *   token_path BUNDLE THREADS
+ * opening, copying, truncating and reading sequences, 20 steps of one and 20 of all did; steps verify DRAFTS drafted
+ * tokens for each sequence (0: as many as pay):
+ *   token_path BUNDLE THREADS SEQUENCES DRAFTS
+ * Every second sequence samples; the others are greedy.
  * Linked with the runtime's sources. The program's own functions take the place of the C library's; a lock or a wait
  * that is not contended makes no system call, so it is counted here, before the futex. */
 #include <dlfcn.h>
@@ -14,7 +16,7 @@
 
 #include "mxdraft.h"
 
-enum { SEQUENCES = 3, STEPS = 20, VOCAB = 1 << 12 };
+enum { MAX_SEQUENCES = 64, STEPS = 20, VOCAB = 1 << 12 };
 
 static atomic_ulong allocations, locks, waits, wakes;
 
@@ -85,24 +87,35 @@ static void check(mxd_status status, const mxd_error *err) {
     exit(1);
 }
 
+/* Drafts a chain of any tokens: what it proposes need not be right to be ranked. */
+static size_t draft_any(void *arg, const uint32_t *ids, size_t n, uint32_t *out, int32_t *parent, size_t most) {
+    (void)arg, (void)parent;
+    for (size_t i = 0; i < most; i++) out[i] = 3 + (ids[n - 1] + (uint32_t)i) % 400;
+    return most;
+}
+
 int main(int argc, char **argv) {
     mxd_error err;
     mxd_model *model;
     mxd_engine *engine;
-    mxd_seq *seqs[SEQUENCES];
-    if (argc != 3) return 2;
+    mxd_seq *seqs[MAX_SEQUENCES];
+    if (argc != 5) return 2;
+    size_t count = strtoul(argv[3], NULL, 10);
+    uint32_t drafts = (uint32_t)atoi(argv[4]);
+    if (count < 1 || count > MAX_SEQUENCES) return 2;
     find_real_functions();
     check(mxd_model_open(argv[1], &model, &err), &err);
     mxd_options options;
     mxd_options_default(&options);
     options.threads = (uint32_t)atoi(argv[2]);
-    options.max_seqs = SEQUENCES;
+    options.max_seqs = (uint32_t)count;
+    options.max_rows = 512;
+    options.ctx = 256;
+    options.draft_max = options.draft_min = drafts;
     check(mxd_engine_open(model, &options, &engine, &err), &err);
     const char *stop[] = {"a text that does not come"};
     mxd_sampling sampling;
     mxd_sampling_default(&sampling);
-    sampling.temperature = 0.8f;
-    sampling.top_k = 40;
     sampling.repeat_penalty = 1.1f;
     sampling.ignore_eos = 1;
     sampling.stop = stop;
@@ -114,21 +127,32 @@ int main(int argc, char **argv) {
     if (info.vocab > VOCAB) return 2;
 
     unsigned long opening = atomic_load(&allocations), before[] = {locks, waits, wakes};
+    for (size_t i = 2; i < count; i++) {
+        sampling.temperature = i % 2 ? 0.0f : 0.8f;
+        sampling.top_k = i % 2 ? 0 : 40;
+        check(mxd_seq_open(engine, &sampling, &seqs[i], &err), &err);
+    }
     check(mxd_seq_open(engine, &sampling, &seqs[1], &err), &err);
     check(mxd_seq_logits(seqs[1], prompt, 2, logits, &err), &err);
     check(mxd_seq_copy(seqs[1], &sampling, &seqs[0], &err), &err);
-    for (int i = 0; i < 2; i++) check(mxd_seq_truncate(seqs[i], (size_t)i, &err), &err);
-    check(mxd_seq_open(engine, &sampling, &seqs[2], &err), &err);
-    for (int i = 0; i < SEQUENCES; i++) check(mxd_seq_prompt(seqs[i], prompt, 5, &err), &err);
+    for (size_t i = 0; i < 2; i++) check(mxd_seq_truncate(seqs[i], i, &err), &err);
+    for (size_t i = 0; i < count && drafts; i++) mxd_seq_set_drafter(seqs[i], draft_any, NULL);
+    for (size_t i = 0; i < count; i++) check(mxd_seq_prompt(seqs[i], prompt, 5, &err), &err);
     for (int i = 0; i < STEPS; i++) check(mxd_step(engine, seqs, 1, &err), &err);
-    for (int i = 0; i < STEPS; i++) check(mxd_step(engine, seqs, SEQUENCES, &err), &err);
+    for (int i = 0; i < STEPS; i++) check(mxd_step(engine, seqs, count, &err), &err);
     unsigned long made[] = {allocations - opening, locks - before[0], waits - before[1], wakes - before[2]};
 
     size_t tokens;
+    unsigned long long drafted = 0;
     mxd_seq_tokens(seqs[0], &tokens);
-    printf("tokens %zu\nopening %lu\nallocations %lu\nlocks %lu\nwaits %lu\nwakes %lu\n", tokens, opening, made[0],
-           made[1], made[2], made[3]);
-    for (int i = 0; i < SEQUENCES; i++) mxd_seq_close(&seqs[i]);
+    for (size_t i = 0; i < count; i++) {
+        mxd_stats stats;
+        mxd_seq_get_stats(seqs[i], &stats);
+        drafted += stats.drafted;
+    }
+    printf("tokens %zu\ndrafted %llu\nopening %lu\nallocations %lu\nlocks %lu\nwaits %lu\nwakes %lu\n", tokens,
+           drafted, opening, made[0], made[1], made[2], made[3]);
+    for (size_t i = 0; i < count; i++) mxd_seq_close(&seqs[i]);
     mxd_engine_close(&engine);
     mxd_model_close(&model);
     return 0;
