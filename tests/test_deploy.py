@@ -1313,6 +1313,27 @@ def test_bundle_too_large_for_the_target(bundles: list[Path], monkeypatch: pytes
             prepare("host", bundles[0])
 
 
+def test_memory_limit_has_room_for_more_than_the_plan(
+    bundles: list[Path], releases: list[Release], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is the service's MemoryMax, and a process is more than its plan."""
+    from mxdraft.deploy import release
+    from mxdraft.targets import load_target
+
+    target = load_target("host")
+    found = re.search("(?m)^memory_kib (.*)$", releases[0].manifest)
+    assert found is not None
+    plan_mib = -(-int(found[1]) // 1024)
+    for beside, fits in ((0, False), (15, False), (16, True)):
+        run = dataclasses.replace(target.run, memory_mib=plan_mib + beside)
+        monkeypatch.setattr(release, "load_target", lambda _, run=run: dataclasses.replace(target, run=run))
+        if fits:
+            prepare("host", bundles[0])
+        else:
+            with pytest.raises(CapacityError, match="raise memory_mib"):
+                prepare("host", bundles[0])
+
+
 def test_bundle_that_this_machine_cannot_verify(tmp_path: Path, bundles: list[Path]) -> None:
     from mxdraft.pack import pack
 
