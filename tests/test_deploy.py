@@ -1170,6 +1170,7 @@ def test_fleet_without_ssh(network: FakeNetwork, bundles: list[Path], tmp_path: 
         ('[[host]]\nhost = "a\\u009b2J"', r"host 'a\\x9b2J': expected"),
         ('[[host]]\nhost = "a"\ndest = "\\u001b[2J"', r"dest '\\x1b\[2J': expected"),
         ("[[host]]\nhost = 'a'\ndest = '.'", "number 1: dest '.': expected"),
+        ("[[host]]\nhost = 'a'\ntarget = '../rpi'", "number 1: unknown target '../rpi'"),
         ("[[host]]\nhost = 'a'\n[[host]]\nhost = 'a'", "each once"),
         ("host = []", "at least one"),
         ("host = [" + "{host = 'a'}, " * 1025 + "]", "at most 1024"),
@@ -1199,15 +1200,15 @@ def test_escapes_in_a_hosts_file_do_not_reach_the_terminal(
     network: FakeNetwork, bundles: list[Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "hosts.toml"
-    for line, expected in (
-        ('host = "\\u001b[2J"', 3),
-        ('host = "a"\n"\\u001b[2J" = 1', 3),
-        ('host = "a"\ndest = "\\u009b[2J"', 3),
-        ('host = "a"\ntarget = "\\u001b[2J"', 2),
+    for line in (
+        'host = "\\u001b[2J"',
+        'host = "a"\n"\\u001b[2J" = 1',
+        'host = "a"\ndest = "\\u009b[2J"',
+        'host = "a"\ntarget = "\\u001b[2J"',
     ):
         path.write_text(f"[[host]]\n{line}", encoding="utf-8")
         code, stdout, stderr = network.run("deploy", "--target", "host", "-m", bundles[0], "--hosts", path)
-        assert (code, stdout, "[2J" in stderr) == (expected, "", True), stderr
+        assert (code, stdout, "[2J" in stderr) == (3, "", True), stderr
         assert stderr.replace("\n", "").isprintable()
 
 
@@ -1310,6 +1311,27 @@ def test_bundle_too_large_for_the_target(bundles: list[Path], monkeypatch: pytes
         monkeypatch.setattr(release, "load_target", lambda _name, small=small: small)
         with pytest.raises(CapacityError, match=f"raise {key} in targets/host.toml"):
             prepare("host", bundles[0])
+
+
+def test_memory_limit_has_room_for_more_than_the_plan(
+    bundles: list[Path], releases: list[Release], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is the service's MemoryMax, and a process is more than its plan."""
+    from mxdraft.deploy import release
+    from mxdraft.targets import load_target
+
+    target = load_target("host")
+    found = re.search("(?m)^memory_kib (.*)$", releases[0].manifest)
+    assert found is not None
+    plan_mib = -(-int(found[1]) // 1024)
+    for beside, fits in ((0, False), (15, False), (16, True)):
+        run = dataclasses.replace(target.run, memory_mib=plan_mib + beside)
+        monkeypatch.setattr(release, "load_target", lambda _, run=run: dataclasses.replace(target, run=run))
+        if fits:
+            prepare("host", bundles[0])
+        else:
+            with pytest.raises(CapacityError, match="raise memory_mib"):
+                prepare("host", bundles[0])
 
 
 def test_bundle_that_this_machine_cannot_verify(tmp_path: Path, bundles: list[Path]) -> None:

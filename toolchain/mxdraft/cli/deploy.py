@@ -147,8 +147,9 @@ def _deploy_one(
     from mxdraft.ship.deploy import deploy as deploy_device
     from mxdraft.ship.deploy.release import prepare
     from mxdraft.ship.deploy.remote import Device
+    from mxdraft.ship.targets import printable
 
-    note(f"building for {target}, verifying here")
+    note(f"building for {printable(target)}, verifying here")
     release = prepare(target, bundle)
     report = deploy_device(Device(host, dest, note), release, service, note, _progress_bar)
     report |= {"target": target, "code": 0, "error": None}

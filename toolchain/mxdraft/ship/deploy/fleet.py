@@ -19,7 +19,7 @@ from mxdraft.errors import MxdraftError, RefusedError, TransferError, UsageError
 from mxdraft.ship.deploy import deploy
 from mxdraft.ship.deploy.release import Release, prepare
 from mxdraft.ship.deploy.remote import Device, check_dest, check_host
-from mxdraft.ship.targets import printable, read_toml
+from mxdraft.ship.targets import load_target, printable, read_toml
 
 _MOST_HOSTS = 1024
 
@@ -54,6 +54,7 @@ def read_hosts(path: Path, target: str, dest: str) -> list[Host]:
         hosts.append(Host(**{"target": target, "dest": dest} | table))
         try:
             _check_host(hosts[-1])
+            load_target(hosts[-1].target)
         except UsageError as error:
             raise RefusedError(f"{where}{error}") from error
     try:

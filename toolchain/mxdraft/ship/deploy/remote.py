@@ -50,7 +50,7 @@ _HINTS = (
 def check_host(host: str) -> str:
     """Return ``host`` if it can be neither an option nor more than one word, for ssh and for any command that
     its configuration runs; raises UsageError."""
-    word = r"""[^\s'"`$;&|<>\\(){}*?!#@-][^\s'"`$;&|<>\\(){}*?!#@]*"""
+    word = r"""[^\s'"`$;&|<>\\/(){}*?!#@-][^\s'"`$;&|<>\\/(){}*?!#@]*"""
     if not (len(host) <= 320 and host.isprintable() and re.fullmatch(rf"(ssh://)?({word}@)*{word}", host)):
         raise UsageError(f"host {reprlib.repr(host)}: expected [user@]name, as ssh takes it")
     return host
@@ -61,7 +61,7 @@ def check_dest(dest: str) -> str:
     UsageError."""
     parts = PurePosixPath(dest).parts
     if (
-        not set(parts) - {"/"}
+        not set(parts) - {"/", "//"}
         or dest.startswith(("-", "~"))
         or ".." in parts
         or len(dest) > 1024
