@@ -1317,8 +1317,8 @@ def test_memory_limit_has_room_for_more_than_the_plan(
     bundles: list[Path], releases: list[Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is the service's MemoryMax, and a process is more than its plan."""
-    from mxdraft.deploy import release
-    from mxdraft.targets import load_target
+    from mxdraft.ship.deploy import release
+    from mxdraft.ship.targets import load_target
 
     target = load_target("host")
     found = re.search("(?m)^memory_kib (.*)$", releases[0].manifest)
