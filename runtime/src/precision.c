@@ -50,7 +50,8 @@ static void undecide(mxd_seq *s, size_t position) {
 }
 
 void mxd_precision_prompt(mxd_seq *s) {
-    undecide(s, s->n_past);
+    if (s->precision.awaits_full) undecide(s, s->n_past);
+    s->precision.catching_up = false;
 }
 
 size_t mxd_precision_truncate(mxd_seq *s, size_t n) {
