@@ -55,8 +55,9 @@ class TrainedDrafter:
 
     def values(self, name: str) -> MXTensor | NDArray[Any]:
         """Return what a tensor holds."""
-        stored: dict[str, Any] = {**self.planes, **self.norms, "draft_ids": self.draft_ids}
-        return stored[name]
+        if name == "draft_ids":
+            return self.draft_ids
+        return self.planes[name] if name in self.planes else self.norms[name]
 
 
 def save_drafter(path: Path, drafter: TrainedDrafter) -> None:
