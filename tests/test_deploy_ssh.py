@@ -301,7 +301,6 @@ def test_service_is_for_the_group(board: EmulatedPi) -> None:
 
 @emulated
 def test_service_measures_once(board: EmulatedPi) -> None:
-    """One of the answers may have been given by another test's conversation; both are the same."""
     assert _converse(board) == _converse(board)
     assert _said(board, "journalctl --no-pager | grep -c measuring") == "1\n"
     assert _said(board, f"ls {_CACHE} | wc -l") == "1\n"
