@@ -181,6 +181,13 @@ def test_emulated_pi(pi: EmulatedPi, bundles: list[Path], tmp_path: Path) -> Non
     assert (code, digest) == (0, f"{first['digest']}\n")
     words = _generate(pi)
 
+    # Somebody else's folder, and the home folder, stay as they are.
+    pi.ssh("mkdir -p app/store && echo precious >app/store/photo.jpg")
+    for dest, expected in (("app", 3), ("/root", 2), ("/root/./", 2)):
+        code, _, stderr = _deploy(pi, bundles[1], "--dest", dest)
+        assert code == expected, stderr
+    assert pi.ssh("find app -type f").stdout == "app/store/photo.jpg\n"
+
     # A full disk, in the preflight and behind it: the old release goes on.
     pi.ssh("dd if=/dev/zero of=/root/filler bs=1M")
     code, _, stderr = _deploy(pi, bundles[1])
@@ -294,7 +301,6 @@ def test_service_is_for_the_group(board: EmulatedPi) -> None:
 
 @emulated
 def test_service_measures_once(board: EmulatedPi) -> None:
-    """One of the answers may have been given by another test's conversation; both are the same."""
     assert _converse(board) == _converse(board)
     assert _said(board, "journalctl --no-pager | grep -c measuring") == "1\n"
     assert _said(board, f"ls {_CACHE} | wc -l") == "1\n"

@@ -42,7 +42,7 @@ note() { echo "note: $*" >&2; }
 # The values of a key in the manifest, one a line.
 field() { printf '%s\n' "$MANIFEST" | sed -n "s/^$1 //p"; }
 
-# A name from a folder, with nothing in it that could control the terminal.
+# Print $1, a name from a folder, with nothing in it that could control the terminal.
 printable() { printf '%s' "$1" | tr -c '[:print:]' '?'; }
 
 as_root() {
@@ -85,7 +85,7 @@ check_memory() {
             "or choose a target with a smaller context"
 }
 
-# Names and hashes of the manifest become paths.
+# Refuse a manifest whose names and hashes could be paths to other places.
 check_manifest() {
     if [ -z "$(field file)" ] || field file | grep -qvE '^[0-9a-f]{64} [0-9]{1,18} [a-z][a-z0-9@.-]*$'; then
         fail 3 "the manifest is damaged: deploy again, or unpack the archive again"
@@ -146,9 +146,9 @@ check_all() {
     check_disk
 }
 
-# ---- whose DEST is ----
+# ---- ownership of DEST ----
 
-# Where a file of the service is installed.
+# Print where unit $1 is installed.
 unit_path() {
     case $1 in
     *.sysusers) echo "$SYSTEM/etc/sysusers.d/mxdraft.conf" ;;
@@ -156,6 +156,7 @@ unit_path() {
     esac
 }
 
+# Print what kind of file is at $1; a link counts as a link, wherever it points.
 kind_of() {
     if [ -L "$1" ]; then
         echo link
@@ -170,19 +171,19 @@ kind_of() {
     fi
 }
 
-# $1 has $2 characters, all of them of a hash.
+# Succeed if $1 has $2 characters, all of them hexadecimal digits as sha256sum writes them.
 is_hex() {
     case $1 in *[!0-9a-f]*) return 1 ;; esac
     [ ${#1} = "$2" ]
 }
 
-# The release that link $1 points to, or nothing.
+# Print the release that link $1 of DEST points to, or nothing.
 release_of() {
     id=$(readlink "$DEST/$1" 2>/dev/null)
     case $id in releases/*) is_hex "${id#releases/}" 16 && echo "${id#releases/}" ;; esac
 }
 
-# Its manifest gave folder $1 of releases its name.
+# Succeed if folder $1 of releases has the name that its manifest gives.
 is_release() {
     is_hex "$1" 16 && [ "$(kind_of "$DEST/releases/$1/manifest")" = file ] &&
         [ "$(sha256sum <"$DEST/releases/$1/manifest" | cut -c1-16)" = "$1" ]
@@ -192,7 +193,8 @@ is_marked() {
     [ "$(kind_of "$DEST/$MARKER")" = file ] && [ "$(sed -n 1p "$DEST/$MARKER")" = "$MARKER_TEXT" ]
 }
 
-# An installation from before there was a marker: its current release is one, with the links of its manifest.
+# Succeed if DEST holds an installation from before there was a marker: the current release has the name that its
+# manifest gives, and the manifest's links.
 is_unmarked_installation() {
     current=$(release_of current)
     folder=$DEST/releases/$current
@@ -204,11 +206,11 @@ is_unmarked_installation() {
 
 is_ours() { is_marked || is_unmarked_installation; }
 
-# What is in DEST, except a marker that was not finished.
+# List DEST, except a marker that was not finished.
 contents() { ls -A "$DEST" | grep -vxF "$MARKER.new"; }
 
-# Names in DEST are of the kind $1, as deployments make them: nothing is written through a link or over a file that
-# somebody put there.
+# Refuse DEST if one of the names after $1 is of another kind than $1, as which deployments make it: they write through
+# nobody's link and over nobody's file.
 expect() {
     kind=$1
     shift
@@ -222,7 +224,7 @@ expect() {
     done
 }
 
-# Refuse a folder that is neither empty nor ours, for what no release needs is deleted there.
+# Refuse DEST if it is neither empty nor ours, because deployments delete there what no release needs.
 check_place() {
     case $DEST in
     *[[:cntrl:]]*) fail 2 "--dest has characters that control a terminal: choose another" ;;
@@ -247,7 +249,7 @@ check_place() {
     expect link current previous current.new previous.new
 }
 
-# For what needs a deployment that is there.
+# Refuse DEST if there is no deployment in it.
 check_ours() {
     [ -d "$DEST" ] && is_ours || fail 3 "nothing is deployed in $DEST"
     check_place
