@@ -293,7 +293,7 @@ def cheap(drafting: Path, tmp_path: Path) -> dict[str, str]:
     files = list((tmp_path / "new" / "cache").iterdir())
     assert len(files) == 2
     for file in files:
-        file.write_text("100000000 " * 16 + "0.1 0\n", encoding="ascii")
+        file.write_text("100000000.000 " * 16 + "0.100 0.000\n", encoding="ascii")
     return env
 
 

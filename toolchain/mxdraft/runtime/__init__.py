@@ -10,7 +10,15 @@ interpreter exits, and an object that is used after its close raises ValueError.
 as the exceptions of ``mxdraft.errors``. An engine and its timelines belong to one thread at a time.
 """
 
-from mxdraft.runtime.engine import BenchFormat, Engine, Verification, cpu_describe, default_threads, version
+from mxdraft.runtime.engine import (
+    BenchFormat,
+    Engine,
+    Verification,
+    cpu_describe,
+    default_threads,
+    exit_on_bus_error,
+    version,
+)
 from mxdraft.runtime.model import Model, ModelInfo
 from mxdraft.runtime.options import KV, Draft, EngineOptions, Plan, Precision, SamplingOptions
 from mxdraft.runtime.timeline import (
@@ -55,5 +63,6 @@ __all__ = [
     "Verification",
     "cpu_describe",
     "default_threads",
+    "exit_on_bus_error",
     "version",
 ]
