@@ -61,7 +61,8 @@ def file_sha256(path: Path) -> str:
 def default_cache() -> Path:
     """Return $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or $HOME/.cache.
 
-    Of these two, only an absolute one counts (XDG Base Directory Specification). Raises UsageError without any.
+    Of these two, only an absolute one counts (XDG Base Directory Specification). Raises UsageError if there
+    is none.
     """
     own, shared, home = (os.environ.get(name, "") for name in ("MXDRAFT_CACHE", "XDG_CACHE_HOME", "HOME"))
     if own:
