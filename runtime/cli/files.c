@@ -30,7 +30,8 @@ static int read_some(int fd, const char *name, text_buffer *out, size_t *n) {
     if (out->length + (size_t)got > (size_t)TEXT_LIMIT_MIB << 20)
         return fail(EXIT_CAPACITY, "%s: more than %d MiB of text", name, TEXT_LIMIT_MIB);
     *n = (size_t)got;
-    if (got >= FULL_LINE && !tcgetattr(fd, &mode) && mode.c_lflag & ICANON)
+    ssize_t line = got > 0 && bytes[got - 1] == '\n' ? got - 1 : got; /* a terminal gives one at a time */
+    if (line >= FULL_LINE && !tcgetattr(fd, &mode) && mode.c_lflag & ICANON)
         return fail(EXIT_CAPACITY,
                     "%s: the terminal cuts a line after %d bytes: give long text with -f FILE or through a pipe",
                     name, FULL_LINE);
@@ -83,6 +84,7 @@ int read_line(line_reader *r, char **line, size_t *length) {
     char *end = NULL;
     size_t searched = 0; /* bytes of the line that hold no line feed */
     *line = NULL;
+    append(text, "", 0); /* so that there is memory for a line */
     for (;;) {
         size_t left = text->length - r->next;
         if (left > searched) end = memchr(text->data + r->next + searched, '\n', left - searched);

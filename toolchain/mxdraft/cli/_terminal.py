@@ -106,7 +106,7 @@ def _read_some(fd: int, name: str, held: int) -> bytes:
             raise TransferError(f"cannot read {name}: {error.strerror}") from error
     if held + len(data) > TEXT_LIMIT:
         raise CapacityError(f"{name}: more than {TEXT_LIMIT >> 20} MiB of text")
-    if len(data) >= _FULL_LINE and os.isatty(fd) and termios.tcgetattr(fd)[3] & termios.ICANON:
+    if len(data.removesuffix(b"\n")) >= _FULL_LINE and os.isatty(fd) and termios.tcgetattr(fd)[3] & termios.ICANON:
         raise LineLostError(
             f"{name}: the terminal cuts a line after {_FULL_LINE} bytes: "
             "give long text with -f FILE or through a pipe"
