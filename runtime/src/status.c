@@ -1,9 +1,9 @@
 #include "status.h"
 
-#include <limits.h>
 #include <locale.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int mxd_print(char *buf, size_t cap, const char *fmt, va_list args) {
@@ -18,13 +18,9 @@ static bool continues_character(char byte) {
     return (byte & 0xC0) == 0x80;
 }
 
-/* Copy text[length] to out[cap] with a NUL. If it is too long, put an ellipsis in place of its middle. */
+/* Copy text[length], length >= cap, to out[cap] with a NUL and an ellipsis in place of its middle. */
 static void shorten(const char *text, size_t length, char *out, size_t cap) {
     static const char ellipsis[] = "\xe2\x80\xa6";
-    if (length < cap) {
-        memcpy(out, text, length + 1);
-        return;
-    }
     size_t head = cap / 4, tail = cap - 1 - head - (sizeof ellipsis - 1);
     const char *end = text + length - tail;
     while (head > 0 && continues_character(text[head])) head--;
@@ -36,15 +32,19 @@ static void shorten(const char *text, size_t length, char *out, size_t cap) {
 
 mxd_status mxd_fail(mxd_error *err, mxd_status status, const char *fmt, ...) {
     if (!err) return status;
-    char text[PATH_MAX + 1024];
-    va_list args;
+    va_list args, again;
     va_start(args, fmt);
-    int printed = mxd_print(text, sizeof text, fmt, args);
+    va_copy(again, args);
+    int length = mxd_print(err->message, sizeof err->message, fmt, args);
+    char *whole = length >= (int)sizeof err->message ? malloc((size_t)length + 1) : NULL;
+    if (whole) {
+        mxd_print(whole, (size_t)length + 1, fmt, again);
+        shorten(whole, (size_t)length, err->message, sizeof err->message);
+        free(whole);
+    }
+    va_end(again);
     va_end(args);
-    size_t length = printed < 0 ? 0 : strnlen(text, sizeof text - 1);
-    text[length] = '\0';
     err->status = status;
-    shorten(text, length, err->message, sizeof err->message);
     return status;
 }
 
