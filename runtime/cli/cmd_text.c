@@ -231,8 +231,8 @@ static mxd_status queue_conversation(session *run, const token_ids *ids, mxd_err
     return mxd_seq_prompt(run->seq, ids->data + shared, ids->n - shared, error);
 }
 
-/* Answer one line and add both to the conversation; drop it and return EXIT_CAPACITY if it does not fit. */
-static int turn(const settings *s, session *run, conversation *c, const char *line) {
+/* Answer one line and add both to the conversation. If it does not fit, drop it, set *dropped and return EXIT_CAPACITY. */
+static int turn(const settings *s, session *run, conversation *c, const char *line, bool *dropped) {
     mxd_error error;
     token_ids ids = {0};
     add_message(c, "user", line);
@@ -241,6 +241,7 @@ static int turn(const settings *s, session *run, conversation *c, const char *li
     free(ids.data);
     if (status == MXD_ERR_CONTEXT) {
         drop_messages(c, c->count - 1);
+        *dropped = true;
         return fail(EXIT_CAPACITY, "%s; /reset starts a new conversation", error.message);
     }
     if (status) return fail_status(&error);
@@ -276,8 +277,9 @@ static int converse(const settings *s, session *run, conversation *c, line_reade
             start_conversation(c, s->system);
             code = EXIT_DONE;
         } else if (length > 0) {
-            code = turn(s, run, c, line);
-            if (code && code != EXIT_CAPACITY) return code;
+            bool dropped = false;
+            code = turn(s, run, c, line, &dropped);
+            if (code && !dropped) return code;
         }
     }
 }

@@ -259,7 +259,10 @@ static void write_costs(const mxd_engine *g, const char *path, mxd_costs *c) {
     int fd = open_alone(temporary);
     FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
     if (!f) {
-        if (fd >= 0) close(fd);
+        if (fd >= 0) {
+            unlink(temporary);
+            close(fd);
+        }
         return;
     }
     int n = list_costs(g, c, numbers);
