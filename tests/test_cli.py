@@ -166,6 +166,27 @@ def test_prompt_sources_are_the_same_tokens(bundle: Path, tmp_path: Path) -> Non
         assert dumps == [model.chat([("user", text)])] * 3
 
 
+def test_seed_is_drawn_and_told(bundle: Path) -> None:
+    command: list[Arg] = ["generate", "-m", bundle, "-p", "x", "--temp", "2", "-n", "30", "--stats", "json"]
+    for program in (C, PYTHON):
+        runs = [run(program, *command) for _ in range(2)]
+        told = [re.findall(rb"^mxdraft: note: seed ([0-9]+)$", result.stderr, re.M) for result in runs]
+        assert told == [[str(stats(result)["seed"]).encode("ascii")] for result in runs]
+        assert told[0] != told[1]
+        assert runs[0].stdout != runs[1].stdout
+        for result, (seed,) in zip(runs, told, strict=True):
+            assert run_both(*command, "--seed", seed).stdout == result.stdout
+        text = run(program, *command[:-1], "text")
+        (seed,) = re.findall(rb"note: seed ([0-9]+)", text.stderr)
+        assert text.stderr.endswith(b"; seed " + seed + b"\n")
+        chat = run(program, "chat", "-m", bundle, "--temp", "1", "-n", "2", stdin=b"hi\nho\n").stderr
+        assert chat.count(b"mxdraft: note: seed ") == 1
+        for options in (["--temp", "0"], ["--temp", "0", "--repeat-penalty", "1.2"], ["--seed", "7"]):
+            given = run(program, *command, *options)
+            assert b"note: seed" not in given.stderr
+            assert stats(given)["seed"] == (7 if "--seed" in options else 0)
+
+
 def test_generated_tokens_spell_the_text(bundle: Path) -> None:
     result = run_both(
         "generate", "-m", bundle, "-p", "The clock", "--dump-tokens", "-n", "30", "--ignore-eos"
@@ -293,7 +314,7 @@ def cheap(drafting: Path, tmp_path: Path) -> dict[str, str]:
     files = list((tmp_path / "new" / "cache").iterdir())
     assert len(files) == 2
     for file in files:
-        file.write_text("100000000 " * 16 + "0.1 0\n", encoding="ascii")
+        file.write_text("100000000.000 " * 16 + "0.100 0.000\n", encoding="ascii")
     return env
 
 
@@ -337,6 +358,16 @@ def test_explain_colours_what_was_drafted_and_accepted(drafting: Path, cheap: di
             assert b"".join(parts[1::2]) == drafted_text(drafting, Path(cheap["MXDRAFT_CACHE"]))
     off = run_both("generate", "-m", drafting, *options, "--draft", "off", "--explain")
     assert off.stdout == run_both("generate", "-m", drafting, *options, "--draft", "off").stdout
+
+
+@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": "", "TERM": "vt100"}])
+def test_explain_without_colours(drafting: Path, cheap: dict[str, str], env: dict[str, str]) -> None:
+    command: list[Arg] = ["generate", "-m", drafting, "-p", "The small boat", "--raw", "-n", "40", "-t", "1"]
+    command += ["--ignore-eos", "--draft", "ngram", "--explain"]
+    colours = run_both(*command, env=cheap | {"TERM": "xterm", "NO_COLOR": ""}).stdout
+    brackets = colours.replace(b"\x1b[32m", b"[").replace(b"\x1b[0m", b"]")
+    assert brackets.count(b"[") == brackets.count(b"]") > 1
+    assert run_both(*command, env=cheap | env).stdout == (colours if "" in env.values() else brackets)
 
 
 def drafted_text(bundle: Path, cache: Path) -> bytes:

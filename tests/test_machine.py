@@ -93,6 +93,24 @@ def test_plan_is_refused_with_the_largest_context_that_fits(bundle: Path, sysroo
 
 
 V2, V1 = "sys/fs/cgroup/memory.", "sys/fs/cgroup/memory/memory."
+GROUPS = "proc/self/cgroup"
+UNIT, SLICE = "sys/fs/cgroup/system.slice/x.service/memory.", "sys/fs/cgroup/system.slice/memory."
+OF_UNIT: dict[str, object] = {GROUPS: "0::/system.slice/x.service"}
+V1_UNIT = "sys/fs/cgroup/memory/system.slice/x.service/memory."
+V1_OF_UNIT: dict[str, object] = {
+    GROUPS: "12:pids:/\n7:cpu,cpuacct:/y\n4:memory:/system.slice/x.service\n1:name=systemd:/z\n0::/z"
+}
+CACHED = f"anon 7\nfile {20 * MIB}\ninactive_file {12 * MIB}\nactive_file {8 * MIB}\nworkingset 9"
+V1_CACHED = f"inactive_file 5\nactive_file 5\ntotal_inactive_file {12 * MIB}\ntotal_active_file {8 * MIB}"
+
+
+def limit(prefix: str, most: object, used: int) -> dict[str, object]:
+    """The files of a group by version 2; ``used`` in MiB."""
+    return {prefix + "max": most, prefix + "current": used * MIB}
+
+
+def v1_limit(prefix: str, most: int, used: int) -> dict[str, object]:
+    return {prefix + "limit_in_bytes": most, prefix + "usage_in_bytes": used * MIB}
 
 
 @pytest.mark.parametrize(
@@ -105,8 +123,29 @@ V2, V1 = "sys/fs/cgroup/memory.", "sys/fs/cgroup/memory/memory."
         ({V2 + "max": 10 * MIB, V2 + "current": 11 * MIB}, 0),
         ({V1 + "limit_in_bytes": 20 * MIB, V1 + "usage_in_bytes": 5 * MIB}, 15 * MIB),
         ({V1 + "limit_in_bytes": 0x7FFFFFFFFFFFF000, V1 + "usage_in_bytes": 5 * MIB}, 64 * MIB),
+        (OF_UNIT | limit(UNIT, 40 * MIB, 10), 30 * MIB),
+        (OF_UNIT | limit(UNIT, "max", 10) | limit(SLICE, 30 * MIB, 10), 20 * MIB),
+        (OF_UNIT | limit(UNIT, 40 * MIB, 30) | limit(SLICE, 60 * MIB, 40), 10 * MIB),
+        (OF_UNIT | limit(UNIT, 40 * MIB, 10) | limit(V2, 60 * MIB, 45), 15 * MIB),
+        (limit(UNIT, 40 * MIB, 10), 64 * MIB),
+        (
+            {GROUPS: "0::/../other"} | limit("sys/fs/other/memory.", 1 * MIB, 0) | limit(V2, 40 * MIB, 5),
+            35 * MIB,
+        ),
+        (V1_OF_UNIT | v1_limit(V1_UNIT, 40 * MIB, 10), 30 * MIB),
+        (V1_OF_UNIT | v1_limit(V1_UNIT, 40 * MIB, 10) | v1_limit(V1, 50 * MIB, 30), 20 * MIB),
+        (V1_OF_UNIT | v1_limit(V1, 50 * MIB, 30), 20 * MIB),
+        (OF_UNIT | limit(UNIT, 40 * MIB, 30) | {UNIT + "stat": CACHED}, 30 * MIB),
+        (limit(V2, 40 * MIB, 15) | {V2 + "stat": CACHED}, 40 * MIB),
+        (V1_OF_UNIT | v1_limit(V1_UNIT, 40 * MIB, 30) | {V1_UNIT + "stat": V1_CACHED}, 30 * MIB),
+        ({GROUPS: "0::/" + "d/" * 2100} | limit(V2, 40 * MIB, 5), 35 * MIB),
     ],
-    ids=["none", "v2", "v2_above", "v2_unlimited", "v2_exceeded", "v1", "v1_unlimited"],
+    ids=[
+        *("none", "v2", "v2_above", "v2_unlimited", "v2_exceeded", "v1", "v1_unlimited"),
+        *("unit", "slice", "unit_in_slice", "root_around", "not_ours", "outside_of_a_container"),
+        *("v1_unit", "v1_root_around", "v1_container", "file_pages", "mostly_file_pages", "v1_file_pages"),
+        "long_path",
+    ],
 )
 def test_available_is_the_least_of_machine_and_cgroup(
     bundle: Path, sysroot: Any, files: dict[str, object], available: int
@@ -137,6 +176,9 @@ CAPACITY, FREQUENCY = CPU + "cpu_capacity", CPU + "cpufreq/cpuinfo_max_freq"
 QUOTA = "sys/fs/cgroup/cpu.max"
 V1_QUOTA = "sys/fs/cgroup/cpu/cpu.cfs_quota_us"
 V1_PERIOD = "sys/fs/cgroup/cpu/cpu.cfs_period_us"
+V1_Y_QUOTA, V1_Y_PERIOD = "sys/fs/cgroup/cpu/y/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/y/cpu.cfs_period_us"
+SLICE_QUOTA = "sys/fs/cgroup/system.slice/cpu.max"
+UNIT_QUOTA = "sys/fs/cgroup/system.slice/x.service/cpu.max"
 
 
 def cores(path: str, *values: int) -> dict[str, object]:
@@ -155,6 +197,10 @@ def cores(path: str, *values: int) -> dict[str, object]:
         (0x03, {QUOTA: "400000 100000"}, 2),
         (0xFF, {V1_QUOTA: 300000, V1_PERIOD: 100000}, 3),
         (0xFF, {V1_QUOTA: -1, V1_PERIOD: 100000}, 8),
+        (0xFF, OF_UNIT | {UNIT_QUOTA: "300000 100000"}, 3),
+        (0xFF, OF_UNIT | {UNIT_QUOTA: "max 100000", SLICE_QUOTA: "200000 100000"}, 2),
+        (0xFF, OF_UNIT | {UNIT_QUOTA: "300000 100000", QUOTA: "150000 100000"}, 1),
+        (0xFF, V1_OF_UNIT | {V1_Y_QUOTA: 500000, V1_Y_PERIOD: 100000}, 5),
         (0xFF, cores(CAPACITY, 446, 446, 446, 446, 1024, 1024), 2),
         (0x0F, cores(CAPACITY, 446, 446, 446, 446, 1024, 1024), 4),  # no fast core is allowed
         (0x1F, cores(CAPACITY, 446, 446, 446, 446, 1024, 1024), 1),

@@ -39,26 +39,36 @@ class Sampler:
             setattr(sampling, name, value)
         return sampling
 
-    def choose(self, logits: Iterable[float], prefix: Sequence[int] | int = 0, **changes: Any) -> int:
+    def choose(
+        self,
+        logits: Iterable[float],
+        prefix: Sequence[int] | int = 0,
+        exempt: Iterable[int] = (),
+        **changes: Any,
+    ) -> int:
         """One choice; a number stands for a prefix of that length whose tokens do not matter."""
         values = self.ffi.new("float[]", list(map(float, logits)))
         ids = self.ffi.NULL if isinstance(prefix, int) else self.ffi.new("uint32_t[]", list(prefix))
         length = prefix if isinstance(prefix, int) else len(prefix)
-        sampling = self.sampling(**changes)
+        spared = self.ffi.new("uint32_t[]", sorted(exempt))
         return int(
-            self.lib.mxd_sample(self.kernels, sampling, values, len(values), ids, length, self.scratch)
+            self.lib.mxd_sample(
+                *(self.kernels, self.sampling(**changes), values, len(values), (spared, len(spared))),
+                *(ids, length, self.scratch),
+            )
         )
 
     def draw(self, logits: Iterable[float], seeds: int, positions: int, **changes: Any) -> NDArray[np.int64]:
         """Choices for seeds 0 … and positions 0 …, int64 [seeds, positions]."""
         values = self.ffi.new("float[]", list(map(float, logits)))
         out = np.empty((seeds, positions), np.int64)
-        sampling, sample = self.sampling(**changes), self.lib.mxd_sample
+        sampling, sample, nobody = self.sampling(**changes), self.lib.mxd_sample, (self.ffi.NULL, 0)
         for seed in range(seeds):
             sampling.seed = seed
             for position in range(positions):
                 out[seed, position] = sample(
-                    self.kernels, sampling, values, len(values), self.ffi.NULL, position, self.scratch
+                    *(self.kernels, sampling, values, len(values), nobody, self.ffi.NULL, position),
+                    self.scratch,
                 )
         return out
 
@@ -106,9 +116,11 @@ def log(u: float) -> float:
     return 2 * total + e * float.fromhex("0x1.62e42fefa39efp-1")
 
 
-def penalized(logits: Iterable[float], prefix: Iterable[int], penalty: float) -> Floats:
+def penalized(
+    logits: Iterable[float], prefix: Iterable[int], exempt: Iterable[int], penalty: float
+) -> Floats:
     x = np.array(list(logits), Float)
-    for token in set(prefix):
+    for token in set(prefix) - set(exempt):
         x[token] = x[token] / Float(penalty) if x[token] > 0 else x[token] * Float(penalty)
     return x
 
@@ -133,9 +145,10 @@ def choose(
     temperature: float = 0.0,
     seed: int = 0,
     repeat_penalty: float = 1.0,
+    exempt: Iterable[int] = (),
     **limits: Any,
 ) -> int:
-    x = penalized(logits, prefix, repeat_penalty)
+    x = penalized(logits, prefix, exempt, repeat_penalty)
     if temperature == 0:
         return int(np.flatnonzero(x == x.max())[0])
     w = sampler.weights(x, temperature)
@@ -162,22 +175,25 @@ limits = st.fixed_dictionaries(
     temperature=st.sampled_from([0.0, 0.001, 0.7, 1.0, 100.0]) | st.floats(2**-3, 3, width=32),
     seed=st.integers(0, _MASK),
     prefix=st.lists(st.integers(0, 63), max_size=12),
+    exempt=st.sets(st.integers(0, 63), max_size=9),
     limits=limits,
 )
-@example([0.0] * 4, 1.0, 0, [], {"top_p": 0.5})  # the mass of two of four is exactly enough
-@example([0.0] * 4, 1.0, 0, [], {"top_k": 2})  # a tie at the border of top-k
-@example([1.0, 1.0, 0.5], 1.0, 1, [], {"min_p": 1.0})
+@example([0.0] * 4, 1.0, 0, [], set(), {"top_p": 0.5})  # the mass of two of four is exactly enough
+@example([0.0] * 4, 1.0, 0, [], set(), {"top_k": 2})  # a tie at the border of top-k
+@example([1.0, 1.0, 0.5], 1.0, 1, [], set(), {"min_p": 1.0})
 def test_every_choice_is_the_documented_one(
     sampler: Sampler,
     logits: list[float],
     temperature: float,
     seed: int,
     prefix: list[int],
+    exempt: set[int],
     limits: dict[str, Any],
 ) -> None:
     prefix = [token % len(logits) for token in prefix]
-    expected = choose(sampler, logits, prefix, temperature, seed, **limits)
-    assert sampler.choose(logits, prefix, temperature=temperature, seed=seed, **limits) == expected
+    exempt = {token for token in exempt if token < len(logits)}
+    expected = choose(sampler, logits, prefix, temperature, seed, exempt=exempt, **limits)
+    assert sampler.choose(logits, prefix, exempt, temperature=temperature, seed=seed, **limits) == expected
     assert not any(sampler.seen)
 
 
@@ -278,6 +294,9 @@ def test_repetition_penalty_divides_what_is_positive_and_multiplies_the_rest(sam
     assert sampler.choose([-1.0, -1.5], [1], repeat_penalty=0.5) == 1  # below 1, repetition is favoured
     assert sampler.choose([0.25, 0.2], [0], repeat_penalty=2) == 1  # .125
     assert sampler.choose([0.0, -0.5], [0], repeat_penalty=2) == 0
+    # Control tokens are exempt.
+    assert sampler.choose([4.0, 3.0, 1.5], [0, 1, 0], exempt=[0], repeat_penalty=2) == 0
+    assert sampler.choose([4.0, 3.0, 1.5], [0, 1, 0], exempt=[1, 2], repeat_penalty=2) == 1
     # It comes before the temperature and everything else.
     assert sampler.choose([4.0, 3.0], [0], repeat_penalty=2, temperature=1.0, top_k=1) == 1
     assert not any(sampler.seen)

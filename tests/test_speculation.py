@@ -935,7 +935,7 @@ def test_damaged_costs_are_not_taken(drafting: Model, tmp_path: Path) -> None:
         file.mkdir()
         assert not engine.load_costs(tmp_path)
         file.rmdir()
-        file.write_bytes(b" ".join(b"%d" % (100 + n) for n in range(18)) + b"\n")
+        file.write_bytes(b" ".join(b"%d.000" % (100 + n) for n in range(18)) + b"\n")
         assert engine.load_costs(tmp_path)
         assert engine.step_costs == pytest.approx([1e-6 * (100 + n) for n in range(16)])
 

@@ -1,16 +1,8 @@
 /* verify, bench and info. */
 #include "cli.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Write an allocated text to stdout and free it. */
-static int emit_text(char *text) {
-    int code = emit(text, strlen(text));
-    free(text);
-    return code;
-}
 
 /* Return whether an option's FILE (NULL: not given) is standard output. */
 static bool is_stdout(const char *path) {
@@ -23,8 +15,11 @@ int run_verify(const settings *s, session *run) {
     mxd_error error;
     char digest[65];
     mxd_status status = mxd_verify(run->engine, digest, &error);
-    if (!status || status == MXD_ERR_MISMATCH)
-        if ((code = emit_text(format_text("%s\n", digest)))) return code;
+    if (!status || status == MXD_ERR_MISMATCH) {
+        text_buffer line = {0};
+        append_text(&line, "%s\n", digest);
+        if ((code = emit_buffer(&line))) return code;
+    }
     return status ? fail_status(&error) : EXIT_DONE;
 }
 
@@ -33,8 +28,7 @@ static int emit_bench(const mxd_bench *results, mxd_bench_format format, const c
     size_t size = mxd_bench_text(results, format, NULL, 0) + 1;
     char *text = allocate(size);
     mxd_bench_text(results, format, text, size);
-    if (is_stdout(path)) return emit_text(text);
-    int code = write_file(path, text, size - 1);
+    int code = is_stdout(path) ? emit(text, size - 1) : write_file(path, text, size - 1);
     free(text);
     return code;
 }
@@ -77,32 +71,38 @@ static int info_model(session *run) {
     mxd_plan plan;
     mxd_error error;
     if (mxd_plan_memory(run->model, &options, &plan, &error)) return fail_status(&error);
-    char *bos = i.bos == UINT32_MAX ? format_text("none") : format_text("%u", (unsigned)i.bos);
-    char *line = plan_line(&plan);
-    char *text = format_text("bundle %s\nfile_bytes %llu\nhidden %u\nlayers %u\nheads %u\nkv_heads %u\nhead_dim %u\n"
-                             "ffn %u\nvocab %u\nmax_positions %u\nprecisions %s\ndrafters %s%s\nbos %s\n"
-                             "provenance %s\n%s\n",
-                             i.path, (unsigned long long)i.file_bytes, (unsigned)i.hidden, (unsigned)i.layers,
-                             (unsigned)i.heads, (unsigned)i.kv_heads, (unsigned)i.head_dim, (unsigned)i.ffn,
-                             (unsigned)i.vocab, (unsigned)i.max_positions, i.has_residual ? "base full" : "base",
-                             i.has_ngrams ? "lookup table" : "lookup", i.has_drafter ? " model" : "", bos,
-                             i.provenance, line);
-    free(line);
-    free(bos);
-    return emit_text(text);
+    char *path = printable(i.path), *provenance = printable(i.provenance);
+    text_buffer t = {0};
+    append_text(&t,
+                "bundle %s\nfile_bytes %llu\nhidden %u\nlayers %u\nheads %u\nkv_heads %u\nhead_dim %u\n"
+                "ffn %u\nvocab %u\nmax_positions %u\nprecisions %s\ndrafters %s%s\n",
+                path, (unsigned long long)i.file_bytes, (unsigned)i.hidden, (unsigned)i.layers, (unsigned)i.heads,
+                (unsigned)i.kv_heads, (unsigned)i.head_dim, (unsigned)i.ffn, (unsigned)i.vocab,
+                (unsigned)i.max_positions, i.has_residual ? "base full" : "base",
+                i.has_ngrams ? "lookup table" : "lookup", i.has_drafter ? " model" : "");
+    if (i.bos == UINT32_MAX) append_text(&t, "bos none\n");
+    else append_text(&t, "bos %u\n", (unsigned)i.bos);
+    append_text(&t, "provenance %s\n", provenance);
+    append_plan(&t, &plan);
+    free(provenance);
+    free(path);
+    return emit_buffer(&t);
 }
 
 int run_info(const settings *s, session *run) {
     int code;
     /* The bundle first: a refusal leaves stdout empty. */
     if (s->bundle && (code = open_model(s->bundle, run))) return code;
-    code = emit_text(format_text("version %s\nthreads %u\n", mxd_version(), (unsigned)mxd_default_threads()));
-    if (!code && s->cpu) {
+    text_buffer t = {0};
+    append_text(&t, "version %s\nthreads %u\n", mxd_version(), (unsigned)mxd_default_threads());
+    if (s->cpu) {
         size_t size = mxd_cpu_describe(NULL, 0) + 1;
         char *kernels = allocate(size);
         mxd_cpu_describe(kernels, size);
-        code = emit_text(kernels);
+        append_text(&t, "%s", kernels);
+        free(kernels);
     }
+    code = emit_buffer(&t);
     if (!code && s->bundle) code = info_model(run);
     return code;
 }

@@ -62,19 +62,19 @@ static int encode_continuation(const mxd_model *model, const char *text, size_t 
 
 /* ---- generating ---- */
 
-typedef struct text_buffer {
-    char *data; /* allocated, with a NUL after it; NULL while empty */
-    size_t length;
-} text_buffer;
+/* What --explain puts around text that was drafted and accepted. */
+typedef struct marks {
+    const char *before, *after;
+} marks;
 
-static void append(text_buffer *t, const char *data, size_t length) {
-    t->data = reallocate(t->data, t->length + length + 1);
-    if (length > 0) memcpy(t->data + t->length, data, length);
-    t->length += length;
-    t->data[t->length] = '\0';
+/* Return the marks for green, or brackets for who asked for no colours ($NO_COLOR) and terminals without ($TERM). */
+static marks drafted_marks(void) {
+    const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+    bool plain = (no_color && *no_color) || (term && !strcmp(term, "dumb"));
+    return plain ? (marks){"[", "]"} : (marks){"\033[32m", "\033[0m"};
 }
 
-/* Write the step's text, with drafted and accepted parts in green. `origin` has one byte for each byte of text that the
+/* Write the step's text, with drafted and accepted parts marked. `origin` has one byte for each byte of text that the
  * sequence holds back: 'd' if it was drafted, else 'o'. */
 static int emit_explained(session *run, text_buffer *origin, const char *text, size_t length) {
     size_t n;
@@ -86,19 +86,19 @@ static int emit_explained(session *run, text_buffer *origin, const char *text, s
         mxd_token_bytes(run->model, ids[i], &size);
         for (size_t k = 0; k < size; k++) append(origin, drafted[i] ? "d" : "o", 1);
     }
-    int code = EXIT_DONE;
-    for (size_t from = 0, to; from < length && !code; from = to) {
+    if (length == 0) return EXIT_DONE;
+    const marks m = drafted_marks();
+    text_buffer marked = {0};
+    for (size_t from = 0, to; from < length; from = to) {
         for (to = from + 1; to < length && origin->data[to] == origin->data[from];) to++;
         bool drafted_part = origin->data[from] == 'd';
-        if (drafted_part) code = emit("\033[32m", 5);
-        if (!code) code = emit(text + from, to - from);
-        if (drafted_part && !code) code = emit("\033[0m", 4);
+        if (drafted_part) append(&marked, m.before, strlen(m.before));
+        append(&marked, text + from, to - from);
+        if (drafted_part) append(&marked, m.after, strlen(m.after));
     }
-    if (length > 0) {
-        origin->length -= length;
-        memmove(origin->data, origin->data + length, origin->length + 1);
-    }
-    return code;
+    origin->length -= length;
+    memmove(origin->data, origin->data + length, origin->length + 1);
+    return emit_buffer(&marked);
 }
 
 /* Step until the sequence stops or Ctrl-C, and write text as it is made; `reply` (may be NULL) gets all of it. */
@@ -126,14 +126,16 @@ static void print_stats_json(const mxd_seq *seq) {
     size_t size = mxd_seq_stats_json(seq, NULL, 0) + 1;
     char *json = allocate(size);
     mxd_seq_stats_json(seq, json, size);
-    fprintf(stderr, "%s\n", json);
+    json[size - 1] = '\n';
+    tell(json, size);
     free(json);
 }
 
-static void print_stats_text(const settings *s, const session *run) {
+static void print_stats_text(const session *run) {
     mxd_stats t;
     mxd_seq_get_stats(run->seq, &t);
-    fprintf(stderr,
+    text_buffer text = {0};
+    append_text(&text,
             "prompt: %llu tokens, %.1f tok/s; first token after %.3f s\n"
             "generated: %llu tokens, %.1f tok/s; %llu steps; stop: %s\n"
             "drafted: %llu, accepted: %llu, %.2f tokens a step; gain %.2f (expected %.2f)\n"
@@ -142,12 +144,14 @@ static void print_stats_text(const settings *s, const session *run) {
             (unsigned long long)t.generated_tokens, t.decode_tok_per_s, (unsigned long long)t.steps,
             mxd_stop_name(mxd_seq_stop(run->seq)), (unsigned long long)t.drafted, (unsigned long long)t.accepted,
             t.tokens_per_step, t.gain, t.expected_gain, (double)t.peak_rss_bytes / (1 << 20),
-            (unsigned)mxd_engine_plan(run->engine)->threads, (unsigned long long)s->seed);
+            (unsigned)mxd_engine_plan(run->engine)->threads, (unsigned long long)run->seed);
+    tell(text.data, text.length);
+    free(text.data);
 }
 
 static void print_stats(const settings *s, const session *run) {
     if (s->stats == STATS_JSON) print_stats_json(run->seq);
-    if (s->stats == STATS_TEXT) print_stats_text(s, run);
+    if (s->stats == STATS_TEXT) print_stats_text(run);
 }
 
 /* Do what lies between the engine and the first token. */
@@ -157,9 +161,12 @@ static int ready(const settings *s, session *run) {
 }
 
 static void print_tokens(const char *name, const uint32_t *ids, size_t n) {
-    fprintf(stderr, "%s:", name);
-    for (size_t i = 0; i < n; i++) fprintf(stderr, " %u", (unsigned)ids[i]);
-    fputc('\n', stderr);
+    text_buffer line = {0};
+    append_text(&line, "%s:", name);
+    for (size_t i = 0; i < n; i++) append_text(&line, " %u", (unsigned)ids[i]);
+    append(&line, "\n", 1);
+    tell(line.data, line.length);
+    free(line.data);
 }
 
 static int generate(const settings *s, session *run, const char *prompt, size_t length, token_ids *ids) {
@@ -172,7 +179,7 @@ static int generate(const settings *s, session *run, const char *prompt, size_t 
     if (s->dump_tokens) print_tokens("prompt_tokens", ids->data, ids->n);
     if (mxd_seq_prompt(run->seq, ids->data, ids->n, &error)) return fail_status(&error);
     if ((code = stream(run, s->explain, NULL))) return code;
-    if (isatty(STDOUT_FILENO)) emit("\n", 1);
+    if (isatty(STDOUT_FILENO) && (code = emit("\n", 1))) return code;
     if (s->dump_tokens) {
         size_t n;
         const uint32_t *tokens = mxd_seq_tokens(run->seq, &n);
@@ -184,14 +191,12 @@ static int generate(const settings *s, session *run, const char *prompt, size_t 
 
 int run_generate(const settings *s, session *run) {
     if (s->raw && s->system) return fail(EXIT_USAGE, "--system needs the chat template: leave out --raw");
-    char *prompt;
-    size_t length;
-    int code = read_text(s, &prompt, &length);
-    if (code) return code;
+    text_buffer prompt = {0};
     token_ids ids = {0};
-    code = generate(s, run, prompt, length, &ids);
+    int code = read_text(s, &prompt);
+    if (!code) code = generate(s, run, prompt.data, prompt.length, &ids);
     free(ids.data);
-    free(prompt);
+    free(prompt.data);
     return code;
 }
 
@@ -226,8 +231,8 @@ static mxd_status queue_conversation(session *run, const token_ids *ids, mxd_err
     return mxd_seq_prompt(run->seq, ids->data + shared, ids->n - shared, error);
 }
 
-/* Answer one line and add both to the conversation; drop it and return EXIT_CAPACITY if it does not fit. */
-static int turn(const settings *s, session *run, conversation *c, const char *line) {
+/* Answer one line and add both to the conversation. If it does not fit, drop it, set *dropped and return EXIT_CAPACITY. */
+static int turn(const settings *s, session *run, conversation *c, const char *line, bool *dropped) {
     mxd_error error;
     token_ids ids = {0};
     add_message(c, "user", line);
@@ -236,6 +241,7 @@ static int turn(const settings *s, session *run, conversation *c, const char *li
     free(ids.data);
     if (status == MXD_ERR_CONTEXT) {
         drop_messages(c, c->count - 1);
+        *dropped = true;
         return fail(EXIT_CAPACITY, "%s; /reset starts a new conversation", error.message);
     }
     if (status) return fail_status(&error);
@@ -251,36 +257,40 @@ static int turn(const settings *s, session *run, conversation *c, const char *li
     return code;
 }
 
-static int converse(const settings *s, session *run, conversation *c, char **line, size_t *capacity) {
-    int code = EXIT_DONE;
-    ssize_t length;
+static int converse(const settings *s, session *run, conversation *c, line_reader *input) {
+    int code = EXIT_DONE; /* of the last message */
     start_conversation(c, s->system);
     for (;;) {
-        if (isatty(STDIN_FILENO)) fputs("> ", stderr);
-        if ((length = getline(line, capacity, stdin)) < 0) return code;
-        while (length > 0 && ((*line)[length - 1] == '\n' || (*line)[length - 1] == '\r')) length--;
-        (*line)[length] = '\0';
-        int refused = refuse_nul(*line, (size_t)length);
-        if (refused != EXIT_DONE) return refused;
-        if (!strcmp(*line, "/quit")) return code;
-        if (!strcmp(*line, "/reset")) {
+        char *line;
+        size_t length;
+        if (isatty(STDIN_FILENO)) tell("> ", 2);
+        int read = read_line(input, &line, &length);
+        if (!line) return read ? read : code;
+        if (read) {
+            code = read;
+            continue;
+        }
+        int refused = refuse_nul(line, length);
+        if (refused) return refused;
+        if (!strcmp(line, "/quit")) return code;
+        if (!strcmp(line, "/reset")) {
             start_conversation(c, s->system);
             code = EXIT_DONE;
         } else if (length > 0) {
-            code = turn(s, run, c, *line);
-            if (code && code != EXIT_CAPACITY) return code;
+            bool dropped = false;
+            code = turn(s, run, c, line, &dropped);
+            if (code && !dropped) return code;
         }
     }
 }
 
 int run_chat(const settings *s, session *run) {
     conversation c = {0};
-    char *line = NULL;
-    size_t capacity = 0;
+    line_reader input = {0};
     int code;
     if (!(code = open_model(s->bundle, run)) && !(code = open_engine(s, 0, run)) && !(code = ready(s, run)))
-        code = converse(s, run, &c, &line, &capacity);
-    free(line);
+        code = converse(s, run, &c, &input);
+    free(input.text.data);
     drop_messages(&c, 0);
     free(c.messages);
     return code;
@@ -290,34 +300,38 @@ int run_chat(const settings *s, session *run) {
 
 static int emit_ids(const token_ids *ids) {
     text_buffer line = {0};
-    for (size_t i = 0; i < ids->n; i++) {
-        char word[16];
-        int length = snprintf(word, sizeof word, i > 0 ? " %u" : "%u", (unsigned)ids->data[i]);
-        append(&line, word, (size_t)length);
-    }
+    for (size_t i = 0; i < ids->n; i++) append_text(&line, i > 0 ? " %u" : "%u", (unsigned)ids->data[i]);
     append(&line, "\n", 1);
-    int code = emit(line.data, line.length);
-    free(line.data);
-    return code;
+    return emit_buffer(&line);
 }
 
-/* Append the bytes of the ids in text[length], which has a NUL after it. */
+static bool is_white(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/* Append the bytes of the ids in text[length]. By hand: strspn() and its like may look at all of the text each time. */
 static int decode_ids(const mxd_model *model, const char *text, size_t length, text_buffer *out) {
-    static const char white[] = " \t\n\v\f\r";
     mxd_model_info info;
     mxd_model_get_info(model, &info);
-    for (const char *word = text + strspn(text, white); word < text + length; word += strspn(word, white)) {
-        size_t word_length = strcspn(word, white);
-        if (word_length == 0 || word_length > 10 || strspn(word, "0123456789") != word_length)
-            return fail(EXIT_USAGE, "'%.*s' is not a token id", (int)word_length, word);
-        size_t size;
-        uint64_t id = strtoull(word, NULL, 10);
+    for (size_t i = 0; i < length;) {
+        size_t begin = i, digits = 0, size;
+        uint64_t id = 0;
+        for (; i < length && !is_white(text[i]); i++)
+            if (text[i] >= '0' && text[i] <= '9' && digits < 11) {
+                id = 10 * id + (uint64_t)(text[i] - '0');
+                digits++;
+            }
+        if (i == begin) {
+            i++;
+            continue;
+        }
+        if (digits != i - begin || digits > 10)
+            return fail(EXIT_USAGE, "'%.*s' is not a token id", (int)(i - begin < 64 ? i - begin : 64), text + begin);
         const char *bytes = id < info.vocab ? mxd_token_bytes(model, (uint32_t)id, &size) : NULL;
         if (!bytes)
             return fail(EXIT_USAGE, "token %llu is not in the vocabulary of %u", (unsigned long long)id,
                         (unsigned)info.vocab);
         append(out, bytes, size);
-        word += word_length;
     }
     return EXIT_DONE;
 }
@@ -328,7 +342,7 @@ static int tokenize(const settings *s, session *run, const char *text, size_t le
     if (s->decode) {
         text_buffer decoded = {0};
         code = decode_ids(run->model, text, length, &decoded);
-        if (!code) code = emit(decoded.data, decoded.length);
+        if (!code) return emit_buffer(&decoded);
         free(decoded.data);
         return code;
     }
@@ -342,11 +356,9 @@ static int tokenize(const settings *s, session *run, const char *text, size_t le
 
 int run_tokenize(const settings *s, session *run) {
     if (s->chat && s->decode) return fail(EXIT_USAGE, "--chat and --decode exclude each other");
-    char *text;
-    size_t length;
-    int code = read_text(s, &text, &length);
-    if (code) return code;
-    code = tokenize(s, run, text, length);
-    free(text);
+    text_buffer text = {0};
+    int code = read_text(s, &text);
+    if (!code) code = tokenize(s, run, text.data, text.length);
+    free(text.data);
     return code;
 }

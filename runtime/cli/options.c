@@ -32,6 +32,7 @@ typedef struct option {
     uint64_t low, high;  /* WHOLE */
     double min, max;     /* REAL */
     word_function *word; /* WORD */
+    size_t given;        /* the flag in settings that tells that it was given; 0: none */
     const char *help;
 } option;
 
@@ -77,7 +78,8 @@ static const option sampling_options[] = {
     REAL_OPTION("--top-p", top_p, 0, 1, "1", "Keep this probability mass; 1 = off."),
     REAL_OPTION("--min-p", min_p, 0, 1, "0", "Keep what has this share of the top probability; 0 = off."),
     REAL_OPTION("--repeat-penalty", repeat_penalty, 0.1, 10, "1", "Against repetition; 1 = off."),
-    WHOLE_OPTION("--seed", seed, 0, UINT64_MAX, "0", "Seed of the sampling noise."),
+    OPTION("--seed", WHOLE, seed, "Seed of the sampling noise; unset: a new one in each run.", .metavar = "N",
+           .high = UINT64_MAX, .given = offsetof(settings, seeded)),
     OPTION("--stop", TEXTS, stops, "Stop before this text; may be repeated.", .metavar = "TEXT"),
     FLAG_OPTION("--ignore-eos", ignore_eos, "Go on after end-of-sequence tokens."),
     END_OPTION
@@ -189,26 +191,37 @@ static void list_words(word_function *word, const char *separator, char *out, si
         used += (size_t)snprintf(out + used, capacity - used, "%s%s", i > 0 ? separator : "", word(i));
 }
 
-static void print_help(void) {
-    printf("Usage: mxdraft COMMAND [OPTIONS]\n\n  Exact, fast text generation with small language models.\n\n"
-           "Commands (mxdraft COMMAND --help):\n");
-    for (size_t i = 0; i < COMMANDS; i++) printf("  %-10s%s\n", commands[i].name, commands[i].summary);
-    printf("\nExit codes: 0 done, 2 usage, 3 file missing or refused, 4 does not fit memory or context,\n"
-           "5 numeric fault, 6 input/output, 130 interrupted, 141 output closed.\n");
+static int print_help(void) {
+    text_buffer t = {0};
+    append_text(&t, "Usage: mxdraft COMMAND [OPTIONS]\n\n  Exact, fast text generation with small language models.\n\n"
+                    "Commands (mxdraft COMMAND --help):\n");
+    for (size_t i = 0; i < COMMANDS; i++) append_text(&t, "  %-10s%s\n", commands[i].name, commands[i].summary);
+    append_text(&t, "\nExit codes: 0 done, 2 usage, 3 file missing or refused, 4 does not fit memory or context,\n"
+                    "5 numeric fault, 6 input/output, 130 interrupted, 141 output closed.\n");
+    return emit_buffer(&t);
 }
 
-static void print_command_help(const command *c) {
-    printf("Usage: mxdraft %s [OPTIONS]%s\n\n  %s\n\nOptions:\n", c->name, c->takes_text ? " [-]" : "", c->help);
+static int print_command_help(const command *c) {
+    text_buffer t = {0};
+    append_text(&t, "Usage: mxdraft %s [OPTIONS]%s\n\n  %s\n\nOptions:\n", c->name, c->takes_text ? " [-]" : "",
+                c->help);
     for (size_t g = 0; g < MAX_GROUPS && c->groups[g]; g++)
         for (const option *o = c->groups[g]; o->kind != END; o++) {
             char words[64] = "", left[96];
             if (o->word) list_words(o->word, "|", words, sizeof words);
             snprintf(left, sizeof left, "%s %s", o->name, o->metavar ? o->metavar : words);
-            printf("  %-27s %s", left, o->help);
-            if (o->initial) printf("  [default: %s]", o->initial);
-            putchar('\n');
+            append_text(&t, "  %-27s %s", left, o->help);
+            if (o->initial) append_text(&t, "  [default: %s]", o->initial);
+            append_text(&t, "\n");
         }
-    printf("\n  Example: mxdraft %s %s\n", c->name, c->example);
+    append_text(&t, "\n  Example: mxdraft %s %s\n", c->name, c->example);
+    return emit_buffer(&t);
+}
+
+static int print_version(void) {
+    text_buffer t = {0};
+    append_text(&t, "mxdraft %s\n", mxd_version());
+    return emit_buffer(&t);
 }
 
 static bool parse_whole(const char *text, uint64_t low, uint64_t high, uint64_t *out) {
@@ -255,6 +268,7 @@ static int usage(const command *c, const option *o, const char *value, const cha
 static int set_option(const command *c, const option *o, const char *value, settings *out) {
     void *field = (char *)out + o->offset;
     char expected[128], words[64];
+    if (o->given > 0) *(bool *)((char *)out + o->given) = true;
     switch (o->kind) {
     case FLAG: *(bool *)field = true; return EXIT_DONE;
     case TEXT: *(const char **)field = value; return EXIT_DONE;
@@ -331,8 +345,7 @@ static bool parse_command(const command *c, int argc, char **argv, settings *out
             only_arguments = true;
             i++;
         } else if (is_help(argument)) {
-            print_command_help(c);
-            *code = flush_output();
+            *code = print_command_help(c);
             return false;
         } else {
             *code = parse_option(c, argc, argv, &i, out);
@@ -350,11 +363,9 @@ command_function *parse_arguments(int argc, char **argv, settings *out, int *cod
     if (argc < 2) {
         *code = fail(EXIT_USAGE, "no command (see mxdraft --help)");
     } else if (is_help(first)) {
-        print_help();
-        *code = flush_output();
+        *code = print_help();
     } else if (!strcmp(first, "--version")) {
-        printf("mxdraft %s\n", mxd_version());
-        *code = flush_output();
+        *code = print_version();
     } else if (first[0] == '-') {
         *code = fail(EXIT_USAGE, "unknown option '%s' (see mxdraft --help)", first);
     } else {

@@ -3,10 +3,18 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 int open_model(const char *path, session *out) {
     mxd_error error;
+    char *shown = printable(path);
+    char *message = format_text("mxdraft: error: %s: cannot be read any more: it was cut while in use, or its medium fails: "
+                                "copy it again, and replace a bundle only by renaming\n",
+                                shown);
+    mxd_exit_on_bus_error(message, EXIT_IO);
+    free(message);
+    free(shown);
     return mxd_model_open(path, &out->model, &error) ? fail_status(&error) : EXIT_DONE;
 }
 
@@ -28,12 +36,12 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
 
     uint32_t offered = mxd_default_threads();
     if (options.threads > offered)
-        fprintf(stderr, "mxdraft: note: %u threads asked for, this machine offers %u\n", (unsigned)options.threads,
-                (unsigned)offered);
+        note("%u threads asked for, this machine offers %u", (unsigned)options.threads, (unsigned)offered);
     if (mxd_plan_memory(out->model, &options, &plan, &error)) return fail_status(&error);
-    char *line = plan_line(&plan);
-    fprintf(stderr, "%s\n", line);
-    free(line);
+    text_buffer line = {0};
+    append_plan(&line, &plan);
+    tell(line.data, line.length);
+    free(line.data);
     return mxd_engine_open(out->model, &options, &out->engine, &error) ? fail_status(&error) : EXIT_DONE;
 }
 
@@ -43,21 +51,27 @@ static const char *set_variable(const char *name) {
     return value && *value ? value : NULL;
 }
 
+/* Make a directory and those above it that are not there. Where this fails, writing into it fails, too. */
+static void make_directories(char *path) {
+    for (char *slash = strchr(path + 1, '/'); path[0] && slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(path, 0777);
+        *slash = '/';
+    }
+    mkdir(path, 0777);
+}
+
 /* Return $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache, allocated and made if it is not there; NULL:
- * none of the variables is set. */
+ * none of the variables is set. Below home and $XDG_CACHE_HOME only where those are absolute (XDG Base Directory
+ * Specification). */
 static char *cache_directory(void) {
     const char *own = set_variable("MXDRAFT_CACHE"), *shared = set_variable("XDG_CACHE_HOME");
     const char *home = set_variable("HOME");
-    if (own) {
-        mkdir(own, 0777);
-        return format_text("%s", own);
-    }
-    if (!shared && !home) return NULL;
-    char *parent = shared ? format_text("%s", shared) : format_text("%s/.cache", home);
-    char *path = format_text("%s/mxdraft", parent);
-    mkdir(parent, 0777); /* where this fails, writing fails too: the costs are measured each time */
-    mkdir(path, 0777);
-    free(parent);
+    char *path = NULL;
+    if (own) path = format_text("%s", own);
+    else if (shared && shared[0] == '/') path = format_text("%s/mxdraft", shared);
+    else if (home && home[0] == '/') path = format_text("%s/.cache/mxdraft", home);
+    if (path) make_directories(path);
     return path;
 }
 
@@ -66,7 +80,7 @@ int know_costs(const session *run) {
     mxd_status status = MXD_OK;
     char *cache = cache_directory();
     if (!mxd_engine_load_costs(run->engine, cache)) {
-        fprintf(stderr, "mxdraft: note: first run of this kind: measuring what steps cost\n");
+        note("first run of this kind: measuring what steps cost");
         status = mxd_engine_measure_costs(run->engine, cache, &error);
     }
     free(cache);
@@ -82,7 +96,11 @@ int open_seq(const settings *s, session *out) {
     sampling.top_p = (float)s->top_p;
     sampling.min_p = (float)s->min_p;
     sampling.repeat_penalty = (float)s->repeat_penalty;
-    sampling.seed = s->seed;
+    sampling.seed = out->seed = s->seed;
+    if (s->temp > 0 && !s->seeded) {
+        sampling.seed = out->seed = random_bits() & UINT32_MAX; /* short enough to type */
+        note("seed %llu", (unsigned long long)out->seed);
+    }
     sampling.max_tokens = (uint32_t)s->limit;
     sampling.ignore_eos = s->ignore_eos;
     sampling.stop = s->stops;
@@ -96,12 +114,12 @@ void session_close(session *s) {
     mxd_model_close(&s->model);
 }
 
-char *plan_line(const mxd_plan *p) {
+void append_plan(text_buffer *t, const mxd_plan *p) {
     const double mib = 1 << 20;
-    return format_text("plan: weights %.1f + KV cache %.1f + activations %.1f + sequences %.1f = %.1f MiB of %.1f MiB "
-                       "available; ctx %u, threads %u, precision %s, kv %s",
-                       (double)p->weights / mib, (double)p->kv_cache / mib, (double)p->activations / mib,
-                       (double)p->sequences / mib, (double)p->total / mib, (double)p->available / mib,
-                       (unsigned)p->ctx, (unsigned)p->threads, mxd_precision_name(p->precision),
-                       mxd_kv_name(p->kv));
+    append_text(t,
+                "plan: weights %.1f + KV cache %.1f + activations %.1f + sequences %.1f = %.1f MiB of %.1f MiB "
+                "available; ctx %u, threads %u, precision %s, kv %s\n",
+                (double)p->weights / mib, (double)p->kv_cache / mib, (double)p->activations / mib,
+                (double)p->sequences / mib, (double)p->total / mib, (double)p->available / mib, (unsigned)p->ctx,
+                (unsigned)p->threads, mxd_precision_name(p->precision), mxd_kv_name(p->kv));
 }

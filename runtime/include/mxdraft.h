@@ -11,7 +11,9 @@
  *
  * Errors: a function that can fail returns mxd_status and fills *err, which may be NULL. After a failure, output
  * handles are NULL, there is nothing to close or free, and objects are as they were before, unless the function says
- * otherwise. The library never prints and never exits.
+ * otherwise. The library never prints and never exits. It installs no signal handler on its own: where a mapped bundle
+ * gets shorter, or its medium fails, reading it raises SIGBUS (mxd_exit_on_bus_error()). Replace a bundle by renaming
+ * another file over it. Under a limit on file sizes, a program that keeps costs ignores SIGXFSZ.
  *
  * Memory: mxd_engine_open() reserves all that sequences need, so opening, prompting, copying and truncating them
  * allocates nothing. mxd_step() neither allocates nor locks, except to wake threads that have fallen asleep. These
@@ -181,7 +183,8 @@ typedef struct mxd_plan {
     uint64_t activations; /* workspaces of max_rows rows, logits, attention scores */
     uint64_t sequences;   /* token histories, text buffers, what is learned about drafts */
     uint64_t total;
-    uint64_t available;   /* what this machine can give now: the least of MemAvailable, cgroup and rlimit */
+    uint64_t available;   /* what this machine can give now: the least of MemAvailable, RLIMIT_AS and the limits of the
+                             process's control group and those around it, whose cached files count as free */
     uint32_t ctx;         /* from here on the options as resolved */
     uint32_t threads;
     uint32_t precision;   /* MXD_PRECISION_AUTO: some rows at base, some at full precision */
@@ -207,8 +210,9 @@ typedef struct mxd_sampling {
     uint32_t top_k;          /* 0 = off */
     float top_p;             /* (0, 1]; 1 = off */
     float min_p;             /* 0..1; 0 = off */
-    float repeat_penalty;    /* 0.1..10; 1 = off. Divides positive and multiplies negative logits of committed tokens */
-    uint64_t seed;
+    float repeat_penalty;    /* 0.1..10; 1 = off. Divides positive and multiplies negative logits of committed tokens
+                                other than control tokens */
+    uint64_t seed;           /* of the sampling noise; default 0: equal calls give equal text */
     uint32_t max_tokens;     /* 0 = until the context is full */
     uint32_t ignore_eos;     /* 1: end-of-sequence tokens do not stop */
     const char *const *stop; /* stop strings; mxd_seq_open() copies them */
@@ -358,7 +362,7 @@ const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
  * Return 0 if there is none: draft lengths then rest on a guess until costs are measured. */
 int mxd_engine_load_costs(mxd_engine *engine, const char *directory);
 /* Measure what steps cost and keep it in `directory`, before the first sequence opens: 54 steps and, for several
- * sequences, 12 wide ones. A directory that cannot be written is no error. */
+ * sequences, 12 wide ones. A directory that is not there or cannot be written is no error. */
 mxd_status mxd_engine_measure_costs(mxd_engine *engine, const char *directory, mxd_error *err);
 void mxd_engine_get_costs(const mxd_engine *engine, mxd_costs *out);
 void mxd_engine_set_costs(mxd_engine *engine, const mxd_costs *costs);
@@ -430,6 +434,9 @@ void mxd_seq_set_core_rule(mxd_seq *seq, mxd_core_function *function, void *arg)
 /* Replay the bundle's golden vectors in a free sequence of the engine, and write the SHA-256 of all logits to hex as 64
  * digits and a NUL. MXD_ERR_MISMATCH if it differs from the bundle's; hex is valid then, too. */
 mxd_status mxd_verify(mxd_engine *engine, char hex[65], mxd_error *err);
+/* For programs: from now on, SIGBUS from a page of a file that cannot be read any more writes `message` (up to 1023
+ * bytes, line end included) to stderr and ends the process with `code`. */
+void mxd_exit_on_bus_error(const char *message, int code);
 const char *mxd_version(void);
 /* Write one line for each operation, "name function": the variant for this CPU, without the levels in the environment
  * variable MXDRAFT_CPU_MASK. */

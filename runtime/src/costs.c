@@ -3,10 +3,15 @@
 #endif
 #include "costs.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -138,7 +143,8 @@ void mxd_costs_describe(const mxd_engine *g, char *out, size_t cap) {
              c->hidden, c->layers, c->ffn, c->vocab, (uint64_t)g->model->map_len, cpu);
 }
 
-static void costs_path(const mxd_engine *g, const char *directory, char *out, size_t cap) {
+/* Write the path of the file for this engine's costs; return whether it fits. */
+static bool costs_path(const mxd_engine *g, const char *directory, char *out, size_t cap) {
     char key[1024];
     uint8_t digest[32];
     mxd_sha256 sha;
@@ -146,9 +152,36 @@ static void costs_path(const mxd_engine *g, const char *directory, char *out, si
     mxd_sha256_init(&sha);
     mxd_sha256_update(&sha, key, strlen(key));
     mxd_sha256_final(&sha, digest);
-    int used = snprintf(out, cap, "%s/costs-", directory);
-    for (int i = 0; i < 8 && used > 0 && (size_t)used + 3 < cap; i++)
-        used += snprintf(out + used, cap - (size_t)used, "%02x", digest[i]);
+    uint64_t name = 0;
+    for (int i = 0; i < 8; i++) name = name << 8 | digest[i];
+    return (size_t)snprintf(out, cap, "%s/costs-%016" PRIx64, directory, name) < cap;
+}
+
+/* Return whether a step that reads `bytes` can take these seconds: none takes less than a microsecond plus the time of
+ * reading at 40 TB/s, nor more than two minutes plus that at 1 MB/s. */
+static bool is_possible(double seconds, double bytes) {
+    return seconds >= 1e-6 + bytes / 40e12 && seconds <= 120 + bytes / 1e6;
+}
+
+/* Return whether costs[count] of steps of rows[] (NULL: 1, 2, ...) go together with `one`, that of a single row: more rows
+ * never cost less, and never four times as much as if each ran alone. A cost of 0 is not known, nor are those after it. */
+static bool go_together(const double *costs, const uint32_t *rows, int count, double one, double least) {
+    for (int i = 0; i < count && costs[i] > 0; i++) {
+        if (!(costs[i] >= least && costs[i] <= 4 * one * (rows ? rows[i] : (uint32_t)i + 1))) return false;
+        least = costs[i];
+    }
+    return true;
+}
+
+/* Return whether costs can be those of this engine: wrong ones would make every run slow, in silence. */
+static bool plausible(const mxd_engine *g, const mxd_costs *c) {
+    const double one = c->step[1], most_of_drafter = 16 * one;
+    if (!is_possible(one, (double)g->model->plane_bytes[0]) || !(c->step[16] > 0)) return false;
+    return go_together(c->step + 1, NULL, MXD_COST_ROWS, one, one) &&
+           go_together(c->wide, mxd_wide_rows, MXD_WIDE_COSTS, one, c->step[16]) &&
+           (c->base == 0 || is_possible(c->base, (double)g->model->plane_bytes[0])) && c->base <= 4 * one &&
+           (g->drafter.in_use ? c->draft > 0 : c->draft == 0) && c->draft <= most_of_drafter &&
+           c->draft_row <= most_of_drafter;
 }
 
 /* List the numbers of the file, in its order; returns their count. Wide steps are those of several sequences. */
@@ -163,51 +196,84 @@ static int list_costs(const mxd_engine *g, mxd_costs *c, double *out[NUMBERS]) {
     return n;
 }
 
-/* Whether more rows never cost less; a wide step that costs 0 was not measured. */
-static bool is_ordered(const mxd_costs *c) {
-    bool ok = c->step[1] > 0;
-    for (int r = 2; r <= MXD_COST_ROWS; r++) ok = ok && c->step[r] >= c->step[r - 1];
-    for (int i = 0; i < MXD_WIDE_COSTS; i++)
-        ok = ok && (c->wide[i] == 0 || c->wide[i] >= (i ? c->wide[i - 1] : c->step[MXD_COST_ROWS]));
-    return ok;
+/* Read a number of microseconds with three decimals, as write_costs() writes it in any locale, and what follows it. */
+static bool read_cost(FILE *f, double *seconds, int follows) {
+    uint64_t nanoseconds = 0;
+    for (int digits = 0, c; (c = fgetc(f)) != '.'; digits++) {
+        if (c < '0' || c > '9' || digits == 12) return false;
+        nanoseconds = 10 * nanoseconds + (uint64_t)(c - '0');
+    }
+    for (int i = 0; i < 3; i++) {
+        int c = fgetc(f);
+        if (c < '0' || c > '9') return false;
+        nanoseconds = 10 * nanoseconds + (uint64_t)(c - '0');
+    }
+    *seconds = 1e-9 * (double)nanoseconds;
+    return fgetc(f) == follows;
 }
 
-/* Read a line of numbers in microseconds. Returns whether it is whole and makes sense. */
+/* Read a line of numbers. Return whether it is whole and can be true. */
 static bool read_costs(const mxd_engine *g, const char *path, mxd_costs *out) {
     double *numbers[NUMBERS];
-    FILE *f = fopen(path, "re");
-    if (!f) return false;
-    *out = (mxd_costs){0};
-    bool ok = true;
-    for (int i = 0, n = list_costs(g, out, numbers); i < n && ok; i++) {
-        ok = fscanf(f, "%lf", numbers[i]) == 1 && *numbers[i] >= 0 && *numbers[i] < 3600e6;
-        *numbers[i] *= 1e-6;
+    struct stat st;
+    /* Without waiting: a FIFO of that name is no file of costs. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    FILE *f = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) ? fdopen(fd, "r") : NULL;
+    if (!f) {
+        if (fd >= 0) close(fd);
+        return false;
     }
-    ok = ok && fgetc(f) == '\n' && fgetc(f) == EOF;
+    *out = (mxd_costs){0};
+    bool whole = true;
+    int n = list_costs(g, out, numbers);
+    for (int i = 0; i < n && whole; i++) whole = read_cost(f, numbers[i], i + 1 < n ? ' ' : '\n');
+    whole = whole && fgetc(f) == EOF && !ferror(f);
     fclose(f);
-    return ok && is_ordered(out);
+    return whole && plausible(g, out);
 }
 
-/* Write the file whole or not at all: another process may read it. What fails is measured again next time. */
+/* Open the file at `path` for writing, emptied, as the only process that does: -1 if another one does, or on any failure.
+ * What a process that died left there is written over. */
+static int open_alone(const char *path) {
+    struct stat opened, named;
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (fd < 0) return -1;
+    bool locked = !flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK; /* not every file system has locks */
+    /* Who held the lock before may have renamed the file. */
+    bool same = locked && !fstat(fd, &opened) && !stat(path, &named) && opened.st_dev == named.st_dev &&
+                opened.st_ino == named.st_ino;
+    if (same && S_ISREG(opened.st_mode) && !ftruncate(fd, 0)) return fd;
+    close(fd);
+    return -1;
+}
+
+/* Write the costs whole or not at all: another process may read them. What fails is measured again next time. */
 static void write_costs(const mxd_engine *g, const char *path, mxd_costs *c) {
     char temporary[PATH_BYTES];
     double *numbers[NUMBERS];
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid()) >= sizeof temporary) return;
-    FILE *f = fopen(temporary, "wxe");
-    if (!f) return;
+    if ((size_t)snprintf(temporary, sizeof temporary, "%s.part", path) >= sizeof temporary) return;
+    int fd = open_alone(temporary);
+    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+    if (!f) {
+        if (fd >= 0) {
+            unlink(temporary);
+            close(fd);
+        }
+        return;
+    }
     int n = list_costs(g, c, numbers);
-    for (int i = 0; i < n; i++) fprintf(f, "%.3f%c", *numbers[i] * 1e6, i + 1 < n ? ' ' : '\n');
-    bool failed = fflush(f) || fsync(fileno(f));
-    failed |= fclose(f);
-    if (failed || rename(temporary, path)) unlink(temporary);
+    for (int i = 0; i < n; i++) {
+        uint64_t nanoseconds = (uint64_t)(*numbers[i] * 1e9 + 0.5);
+        fprintf(f, "%" PRIu64 ".%03u%c", nanoseconds / 1000, (unsigned)(nanoseconds % 1000), i + 1 < n ? ' ' : '\n');
+    }
+    if (fflush(f) || ferror(f) || fsync(fd) || rename(temporary, path)) unlink(temporary);
+    fclose(f);
 }
 
 int mxd_engine_load_costs(mxd_engine *g, const char *directory) {
     char path[PATH_BYTES];
     mxd_costs costs;
-    if (!directory) return 0;
-    costs_path(g, directory, path, sizeof path);
-    if (!read_costs(g, path, &costs)) return 0;
+    if (!directory || !costs_path(g, directory, path, sizeof path) || !read_costs(g, path, &costs)) return 0;
     mxd_engine_set_costs(g, &costs);
     return 1;
 }
@@ -225,8 +291,7 @@ mxd_status mxd_engine_measure_costs(mxd_engine *g, const char *directory, mxd_er
     mxd_engine_set_costs(g, &costs);
     if (directory) {
         char path[PATH_BYTES];
-        costs_path(g, directory, path, sizeof path);
-        write_costs(g, path, &costs);
+        if (costs_path(g, directory, path, sizeof path)) write_costs(g, path, &costs);
     }
     return MXD_OK;
 }

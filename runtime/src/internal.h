@@ -17,6 +17,11 @@
 #include "threads.h"
 #include "tuner.h"
 
+/* The tokens of a model that no repetition penalty falls on. */
+static inline mxd_exempt mxd_control_tokens(const mxd_model *m) {
+    return (mxd_exempt){m->tokenizer.special, m->tokenizer.special_count};
+}
+
 enum { MXD_MAX_ROWS = 512, MXD_MAX_THREADS = 64, MXD_MAX_STOP_STRINGS = 16, MXD_MAX_STOP_BYTES = 256 };
 
 /* A token timeline. Its cursors into tokens[]:

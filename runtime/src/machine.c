@@ -3,6 +3,7 @@
 #endif
 #include "machine.h"
 
+#include <limits.h>
 #include <math.h>
 #include <sched.h>
 #include <stdbool.h>
@@ -17,10 +18,10 @@
 /* Read the beginning of a system file as text. MXDRAFT_SYSROOT goes before its path, so that tests can present another
  * machine. */
 static bool read_text(const char *path, char *buf, size_t cap) {
-    char full[512];
+    char full[2 * PATH_MAX];
     const char *root = getenv("MXDRAFT_SYSROOT");
-    snprintf(full, sizeof full, "%s%s", root ? root : "", path);
-    FILE *f = fopen(full, "re");
+    int length = snprintf(full, sizeof full, "%s%s", root ? root : "", path);
+    FILE *f = length > 0 && (size_t)length < sizeof full ? fopen(full, "re") : NULL;
     if (!f) return false;
     size_t n = fread(buf, 1, cap - 1, f);
     fclose(f);
@@ -35,19 +36,111 @@ static bool read_number(const char *path, long long *out) {
     return end != text;
 }
 
-/* Return the CPU share of the cgroup (v2, else v1), rounded down to whole CPUs but at least 1; 0 if unlimited. */
-static unsigned cgroup_cpus(void) {
-    char text[64];
-    long long quota = 0, period = 0;
-    if (read_text("/sys/fs/cgroup/cpu.max", text, sizeof text)) {
-        if (sscanf(text, "%lld %lld", &quota, &period) != 2) return 0; /* "max" */
-    } else if (!read_number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", &quota) ||
-               !read_number("/sys/fs/cgroup/cpu/cpu.cfs_period_us", &period)) {
-        return 0;
-    }
-    if (quota <= 0 || period <= 0) return 0;
-    return quota < period ? 1 : (unsigned)(quota / period);
+/* ---- control groups (cgroups(7)) ---- */
+
+enum { GROUP_BYTES = PATH_MAX + 64 };
+
+/* A limit that a group or any group around it may set. */
+typedef enum controller { CPU, MEMORY } controller;
+
+/* Where a controller's groups lie, and how /proc/self/cgroup names it: by "ID:LIST:" in version 1, by "0::" in 2. */
+static const struct hierarchy {
+    const char *mount, *name; /* name NULL: version 2 */
+} hierarchies[][2] = {
+    [CPU] = {{"/sys/fs/cgroup", NULL}, {"/sys/fs/cgroup/cpu", "cpu"}},
+    [MEMORY] = {{"/sys/fs/cgroup", NULL}, {"/sys/fs/cgroup/memory", "memory"}},
+};
+
+/* Return whether a comma-separated list[length] has this name. */
+static bool lists(const char *list, size_t length, const char *name) {
+    size_t n = strlen(name);
+    for (const char *end = list + length; list < end; list += strcspn(list, ",:") + 1)
+        if (strcspn(list, ",:") == n && !strncmp(list, name, n)) return true;
+    return false;
 }
+
+/* Write the path of this process's group in a hierarchy to out[PATH_MAX]: "" for its root, and where it is not known or,
+ * as in a container that sees only its own groups, above the root. */
+static void group_path(const char *name, char *out) {
+    char groups[8192];
+    out[0] = '\0';
+    if (!read_text("/proc/self/cgroup", groups, sizeof groups)) return;
+    for (char *line = groups, *next; line && *line; line = next) {
+        if ((next = strchr(line, '\n'))) *next++ = '\0';
+        char *names = strchr(line, ':'), *path = names ? strchr(++names, ':') : NULL;
+        if (!path || strlen(path) > PATH_MAX) continue;
+        if (name ? lists(names, (size_t)(path - names), name) : path == names) strcpy(out, path + 1);
+    }
+    if (!strcmp(out, "/") || strstr(out, "/..")) out[0] = '\0';
+}
+
+/* Read the beginning of a group's file as text. */
+static bool read_group(const char *group, const char *file, char *buf, size_t cap) {
+    char path[GROUP_BYTES + 32];
+    snprintf(path, sizeof path, "%s/%s", group, file);
+    return read_text(path, buf, cap);
+}
+
+/* Read the number after `key` at the beginning of a line of a group's file; key "": the first number. */
+static bool read_of_group(const char *group, const char *file, const char *key, long long *out) {
+    char text[8192], *end;
+    if (!read_group(group, file, text, sizeof text)) return false;
+    const char *line = text;
+    size_t n = strlen(key);
+    while (n > 0 && (strncmp(line, key, n) || line[n] != ' ')) {
+        if (!(line = strchr(line, '\n'))) return false;
+        line++;
+    }
+    *out = strtoll(line + n, &end, 10);
+    return end != line + n;
+}
+
+/* Return the whole CPUs that a group grants, at least 1; UINT64_MAX if it sets no limit. */
+static uint64_t cpus_of_group(const char *group, bool version_1) {
+    char text[64];
+    long long quota, period;
+    bool known = version_1 ? read_of_group(group, "cpu.cfs_quota_us", "", &quota) &&
+                                 read_of_group(group, "cpu.cfs_period_us", "", &period)
+                           : read_group(group, "cpu.max", text, sizeof text) &&
+                                 sscanf(text, "%lld %lld", &quota, &period) == 2; /* or "max" */
+    if (!known || quota <= 0 || period <= 0) return UINT64_MAX;
+    return quota < period ? 1 : (uint64_t)(quota / period);
+}
+
+/* Return the bytes that a group can still use; UINT64_MAX if it sets no limit. Pages of files, such as a bundle's, count
+ * as free: the kernel drops them before it refuses memory. */
+static uint64_t memory_of_group(const char *group, bool version_1) {
+    long long most, used, inactive = 0, active = 0;
+    if (!read_of_group(group, version_1 ? "memory.limit_in_bytes" : "memory.max", "", &most) ||
+        !read_of_group(group, version_1 ? "memory.usage_in_bytes" : "memory.current", "", &used))
+        return UINT64_MAX;
+    read_of_group(group, "memory.stat", version_1 ? "total_inactive_file" : "inactive_file", &inactive);
+    read_of_group(group, "memory.stat", version_1 ? "total_active_file" : "active_file", &active);
+    used -= inactive + active;
+    if (used < 0) used = 0;
+    return most > used ? (uint64_t)(most - used) : 0;
+}
+
+/* Return the least that this process's group and those around it grant, in both versions of control groups. */
+static uint64_t least_of_groups(controller c) {
+    uint64_t least = UINT64_MAX;
+    for (int version_1 = 0; version_1 < 2; version_1++) {
+        const struct hierarchy *h = &hierarchies[c][version_1];
+        char path[PATH_MAX + 1], group[GROUP_BYTES];
+        group_path(h->name, path);
+        for (;;) {
+            snprintf(group, sizeof group, "%s%s", h->mount, path);
+            uint64_t granted = c == CPU ? cpus_of_group(group, version_1) : memory_of_group(group, version_1);
+            if (granted < least) least = granted;
+            char *last = strrchr(path, '/');
+            if (!last) break;
+            *last = '\0';
+        }
+    }
+    return least;
+}
+
+/* ---- threads ---- */
 
 uint32_t mxd_default_threads(void) {
     cpu_set_t set;
@@ -71,25 +164,19 @@ uint32_t mxd_default_threads(void) {
             fastest++;
         }
     }
-    unsigned threads = best >= 0 ? fastest : allowed, quota = cgroup_cpus();
-    if (quota && quota < threads) threads = quota;
+    unsigned threads = best >= 0 ? fastest : allowed;
+    uint64_t quota = least_of_groups(CPU);
+    if (quota < threads) threads = (unsigned)quota;
     return threads < 1 ? 1 : threads > 64 ? 64 : threads;
 }
+
+/* ---- memory ---- */
 
 static uint64_t meminfo_available(void) {
     char text[4096];
     if (!read_text("/proc/meminfo", text, sizeof text)) return UINT64_MAX;
     const char *p = strstr(text, "MemAvailable:");
     return p ? strtoull(p + 13, NULL, 10) * 1024 : UINT64_MAX;
-}
-
-static uint64_t cgroup_memory(void) {
-    long long max, current;
-    if ((read_number("/sys/fs/cgroup/memory.max", &max) && read_number("/sys/fs/cgroup/memory.current", &current)) ||
-        (read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", &max) &&
-         read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes", &current)))
-        return max > current ? (uint64_t)(max - current) : 0;
-    return UINT64_MAX;
 }
 
 static uint64_t address_space_left(uint64_t mapped) {
@@ -106,7 +193,7 @@ static uint64_t address_space_left(uint64_t mapped) {
 }
 
 uint64_t mxd_memory_available(uint64_t mapped) {
-    uint64_t available = meminfo_available(), group = cgroup_memory(), space = address_space_left(mapped);
+    uint64_t available = meminfo_available(), group = least_of_groups(MEMORY), space = address_space_left(mapped);
     if (group < available) available = group;
     return space < available ? space : available;
 }

@@ -14,7 +14,8 @@
 #include "bundle.h"
 
 static mxd_status map_file(mxd_model *m, mxd_error *err) {
-    int fd = open(m->path, O_RDONLY | O_CLOEXEC);
+    /* Without waiting: opening a FIFO would, for a writer. */
+    int fd = open(m->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) {
         if (errno == ENOENT) return mxd_fail(err, MXD_BAD_MISSING, "%s: no such file", m->path);
         return mxd_fail(err, MXD_ERR_IO, "%s: cannot open: %s", m->path, strerror(errno));

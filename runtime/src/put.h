@@ -3,7 +3,8 @@
 #define MXD_PUT_H
 
 #include <stdarg.h>
-#include <stdio.h>
+
+#include "status.h"
 
 typedef struct mxd_text {
     char *buf; /* (cap); may be NULL if cap is 0 */
@@ -13,7 +14,7 @@ typedef struct mxd_text {
 /* Append to t what vprintf would print. */
 static inline void mxd_put_args(mxd_text *t, const char *format, va_list args) {
     size_t room = t->len < t->cap ? t->cap - t->len : 0;
-    t->len += (size_t)vsnprintf(room ? t->buf + t->len : NULL, room, format, args);
+    t->len += (size_t)mxd_print(room ? t->buf + t->len : NULL, room, format, args);
 }
 
 /* Append to t what printf would print. */

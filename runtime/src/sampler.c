@@ -1,6 +1,7 @@
 #include "sampler.h"
 
 #include <math.h>
+#include <string.h>
 
 void mxd_sampling_default(mxd_sampling *out) {
     *out = (mxd_sampling){.top_p = 1, .repeat_penalty = 1};
@@ -54,13 +55,21 @@ static double uniform(uint64_t seed, uint64_t position, uint32_t id) {
     return ((double)(h >> 12) + 0.5) * 0x1p-52;
 }
 
-static void penalize(float penalty, float *logits, const uint32_t *prefix, size_t n, uint8_t *seen) {
+/* Note token `id`; return whether it was noted before. */
+static bool noted(uint8_t *seen, uint32_t id) {
+    uint8_t bit = (uint8_t)(1u << id % 8), before = seen[id / 8];
+    seen[id / 8] = before | bit;
+    return before & bit;
+}
+
+static void penalize(float penalty, float *logits, mxd_exempt exempt, const uint32_t *prefix, size_t n,
+                     uint8_t *seen) {
+    for (uint32_t i = 0; i < exempt.count; i++) noted(seen, exempt.ids[i]);
     for (size_t i = 0; i < n; i++) {
-        uint32_t id = prefix[i];
-        if (seen[id / 8] & 1u << id % 8) continue;
-        seen[id / 8] |= (uint8_t)(1u << id % 8);
-        logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
+        float *x = &logits[prefix[i]];
+        if (!noted(seen, prefix[i])) *x = *x > 0 ? *x / penalty : *x * penalty;
     }
+    for (uint32_t i = 0; i < exempt.count; i++) seen[exempt.ids[i] / 8] = 0;
     for (size_t i = 0; i < n; i++) seen[prefix[i] / 8] = 0;
 }
 
@@ -107,8 +116,8 @@ static void enter(race *r, uint32_t candidate, float weight) {
 }
 
 uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t vocab,
-                    const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch) {
-    if (s->repeat_penalty != 1) penalize(s->repeat_penalty, logits, prefix, n, scratch->seen);
+                    mxd_exempt exempt, const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch) {
+    if (s->repeat_penalty != 1) penalize(s->repeat_penalty, logits, exempt, prefix, n, scratch->seen);
     return mxd_sample_among(kernels, s, logits, vocab, NULL, n, scratch);
 }
 

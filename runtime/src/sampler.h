@@ -14,13 +14,20 @@ typedef struct mxd_sampler_scratch {
     uint8_t *seen;  /* (vocab/8 + 1), all zero between calls */
 } mxd_sampler_scratch;
 
+/* Tokens that the repetition penalty leaves alone: the control tokens, which a template or the end of a text calls for
+ * however often they came. */
+typedef struct mxd_exempt {
+    const uint32_t *ids; /* (count) */
+    uint32_t count;
+} mxd_exempt;
+
 /* Whether the choice is always the likeliest token, so that no other logit is needed. */
 bool mxd_is_greedy(const mxd_sampling *sampling);
 
 /* Choose the token at `position` of a sequence whose earlier tokens are prefix[n]. Changes logits in place when a
- * repetition penalty is set. All logits are finite. */
+ * repetition penalty is set, except those of `exempt` tokens. All logits are finite. */
 uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *sampling, float *logits, uint32_t vocab,
-                    const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch);
+                    mxd_exempt exempt, const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch);
 
 /* Choose among `count` candidates, the tokens ids[count] (NULL: all tokens), without the penalty; returns the index of
  * the candidate. */

@@ -17,13 +17,14 @@ COMMANDS names their commands. A module is imported only when one of its command
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import NoReturn
 
 import click
 
 from mxdraft import __version__
-from mxdraft.cli._terminal import note, reserve_standard_streams
+from mxdraft.cli._terminal import Output, note, printable, reserve_standard_streams
 from mxdraft.errors import MxdraftError
 
 # command: (module, what --help of the group says)
@@ -89,6 +90,7 @@ def cli(ctx: click.Context) -> None:
 def main() -> None:
     """Entry point: run a command and end the process with its exit code (mxdraft.errors)."""
     reserve_standard_streams()
+    sys.stdout = io.TextIOWrapper(Output(), "utf-8", "surrogateescape", write_through=True)
     try:
         cli.main(prog_name="mxdraft", standalone_mode=False)
     except MxdraftError as error:
@@ -120,5 +122,5 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    note(f"mxdraft: error: {message}")
+    note("mxdraft: error: " + "\n".join(map(printable, message.split("\n"))))
     sys.exit(code)

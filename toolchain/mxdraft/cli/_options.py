@@ -11,9 +11,20 @@ from typing import Any, TypeVar, Unpack, get_args
 
 import click
 
-from mxdraft.cli._terminal import note
+from mxdraft.cli._terminal import note, printable
+from mxdraft.errors import TransferError, UsageError
 from mxdraft.files import default_cache
-from mxdraft.runtime import KV, Draft, Engine, EngineOptions, Model, Plan, Precision, default_threads
+from mxdraft.runtime import (
+    KV,
+    Draft,
+    Engine,
+    EngineOptions,
+    Model,
+    Plan,
+    Precision,
+    default_threads,
+    exit_on_bus_error,
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -118,7 +129,11 @@ sampling_options = options(
         help="Keep what has this share of the top probability; 0 = off.",
     ),
     click.option("--repeat-penalty", type=real(0.1, 10), default="1", help="Against repetition; 1 = off."),
-    click.option("--seed", type=whole(0, (1 << 64) - 1), default="0", help="Seed of the sampling noise."),
+    click.option(
+        "--seed",
+        type=whole(0, (1 << 64) - 1),
+        help="Seed of the sampling noise; unset: a new one in each run.",
+    ),
     click.option("--stop", metavar="TEXT", multiple=True, help="Stop before this text; may be repeated."),
     click.option("--ignore-eos", is_flag=True, help="Go on after end-of-sequence tokens."),
 )
@@ -152,11 +167,21 @@ def open_engine(model: Model, **options: Unpack[EngineOptions]) -> Engine:
     return Engine(model, **options)
 
 
+def open_model(bundle: str) -> Model:
+    """Open a bundle. If it gets shorter while it is in use, the process ends with a message and 6."""
+    exit_on_bus_error(
+        f"mxdraft: error: {printable(bundle)}: cannot be read any more: it was cut while in use, "
+        "or its medium fails: copy it again, and replace a bundle only by renaming\n",
+        TransferError.exit_code,
+    )
+    return Model(bundle)
+
+
 def know_costs(engine: Engine) -> None:
     """Tell the engine what steps cost on this machine, from the user's cache or measured now: draft lengths
     rest on it."""
     cache = None
-    with contextlib.suppress(OSError, RuntimeError):  # no home; what cannot be kept is measured each time
+    with contextlib.suppress(OSError, UsageError):  # no home; what cannot be kept is measured each time
         cache = default_cache()
         cache.mkdir(parents=True, exist_ok=True)
     if cache is None or not engine.load_costs(cache):

@@ -1,18 +1,23 @@
-"""Standard streams and Ctrl-C, as both command lines treat them (docs/cli.md)."""
+"""Standard streams, signals and messages, as both command lines treat them (docs/cli.md)."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
+import select
 import signal
+import termios
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from mxdraft.errors import CapacityError, RefusedError, TransferError, UsageError
 
-PROMPT_LIMIT = 16 << 20  # bytes; far above any context, so that an endless stream ends in an error
+TEXT_LIMIT = 16 << 20  # bytes; far above any context, so that an endless stream ends in an error
+_READ_BYTES = 65536
+_FULL_LINE = 4095  # bytes of a line that a terminal keeps
 
 
 def reserve_standard_streams() -> None:
@@ -24,13 +29,19 @@ def reserve_standard_streams() -> None:
             os.open(os.devnull, os.O_WRONLY if fd == 0 else os.O_RDONLY)
 
 
-def open_stdin() -> BinaryIO:
-    return open(0, "rb", closefd=False)
+def _wait(fd: int, events: int) -> None:
+    poll = select.poll()
+    poll.register(fd, events)
+    poll.poll()
 
 
 def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data``, however long that takes. Raises OSError."""
     while data:
-        data = data[os.write(fd, data) :]
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            _wait(fd, select.POLLOUT)
 
 
 def emit(data: bytes) -> None:
@@ -48,10 +59,97 @@ def print_line(text: object) -> None:
     emit(f"{text}\n".encode("utf-8", "surrogateescape"))
 
 
-def note(line: str) -> None:
-    """Write a line to stderr. Losing it is no reason to stop."""
+def tell(data: bytes) -> None:
+    """Write to stderr at once. Losing that is no reason to stop."""
     with contextlib.suppress(OSError):
-        write_all(2, f"{line}\n".encode("utf-8", "surrogateescape"))
+        write_all(2, data)
+
+
+def note(line: str) -> None:
+    """Write a line to stderr, as ``tell`` does."""
+    tell(f"{line}\n".encode("utf-8", "surrogateescape"))
+
+
+def printable(text: str) -> str:
+    """Return a text from a file or command line with control characters as \\xNN."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+class Output(io.RawIOBase):
+    """Standard output for what click prints: written at once, with the outcomes of ``emit``."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        emit(bytes(data))
+        return len(data)
+
+
+class LineLostError(CapacityError):
+    """The terminal cut this line; the next one may be whole."""
+
+
+def _read_some(fd: int, name: str, held: int) -> bytes:
+    """Read once, waiting if the stream does not block; ``held``: bytes of the same text read before.
+
+    A terminal in line mode keeps the first 4,095 bytes of a line and drops the others without a word. Raises
+    LineLostError for a line that long, TransferError if reading fails, CapacityError beyond TEXT_LIMIT.
+    """
+    while True:
+        try:
+            data = os.read(fd, _READ_BYTES)
+            break
+        except BlockingIOError:
+            _wait(fd, select.POLLIN)
+        except OSError as error:
+            raise TransferError(f"cannot read {name}: {error.strerror}") from error
+    if held + len(data) > TEXT_LIMIT:
+        raise CapacityError(f"{name}: more than {TEXT_LIMIT >> 20} MiB of text")
+    if (
+        len(data.removesuffix(b"\n")) >= _FULL_LINE
+        and os.isatty(fd)
+        and termios.tcgetattr(fd)[3] & termios.ICANON
+    ):
+        raise LineLostError(
+            f"{name}: the terminal cuts a line after {_FULL_LINE} bytes: "
+            "give long text with -f FILE or through a pipe"
+        )
+    return data
+
+
+def _read_stream(fd: int, name: str) -> bytes:
+    text = bytearray()
+    while data := _read_some(fd, name, len(text)):
+        text += data
+    return bytes(text)
+
+
+class LineReader:
+    """Standard input by lines."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ended = False
+
+    def read(self) -> bytes | None:
+        """Read the next line without its end, None at the end of input. Raises as ``_read_some`` does."""
+        searched = 0
+        while (end := self._text.find(b"\n", searched)) < 0 and not self._ended:
+            searched = len(self._text)
+            try:
+                data = _read_some(0, "standard input", searched)
+            except LineLostError:
+                self._text.clear()
+                raise
+            self._ended = not data
+            self._text += data
+        if not self._text:
+            return None
+        taken = len(self._text) if end < 0 else end + 1
+        line = bytes(self._text[:taken])
+        del self._text[:taken]
+        return line.removesuffix(b"\n").rstrip(b"\r")
 
 
 def read_text(text: str | None, path: str | None, stdin: str | None) -> bytes:
@@ -62,17 +160,18 @@ def read_text(text: str | None, path: str | None, stdin: str | None) -> bytes:
         raise UsageError("give the text as exactly one of -p TEXT, -f FILE and -")
     if text is not None:
         return os.fsencode(text)
-    name = "standard input" if path is None else path
+    if path is None:
+        return _read_stream(0, "standard input")
     try:
-        with open_stdin() if path is None else Path(path).open("rb") as file:
-            data = file.read(PROMPT_LIMIT + 1)
+        fd = os.open(path, os.O_RDONLY | os.O_NOCTTY)
     except FileNotFoundError as error:
-        raise RefusedError(f"cannot read {name}: {error.strerror}") from error
+        raise RefusedError(f"cannot read {path}: {error.strerror}") from error
     except OSError as error:
-        raise TransferError(f"cannot read {name}: {error.strerror}") from error
-    if len(data) > PROMPT_LIMIT:
-        raise CapacityError(f"{name}: more than {PROMPT_LIMIT >> 20} MiB of text")
-    return data
+        raise TransferError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return _read_stream(fd, path)
+    finally:
+        os.close(fd)
 
 
 class Interrupt:

@@ -14,14 +14,15 @@ from mxdraft.cli._options import (
     engine_options,
     model_option,
     open_engine,
+    open_model,
     plan_line,
     whole,
     word_option,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note, print_line
+from mxdraft.cli._terminal import Interrupt, emit, note, print_line, printable
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
-from mxdraft.runtime import Draft, EngineOptions, Model, cpu_describe, default_threads, version
+from mxdraft.runtime import Draft, EngineOptions, cpu_describe, default_threads, version
 
 _FACTS = ("file_bytes", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_positions")
 
@@ -52,7 +53,7 @@ def verify(
         return
     if quick or onnx or html or json_path:
         raise UsageError("--quick, --onnx, --html and --json need --full")
-    with Model(bundle) as model, open_engine(model, **engine | {"max_rows": chunk}) as opened:
+    with open_model(bundle) as model, open_engine(model, **engine | {"max_rows": chunk}) as opened:
         result = opened.verify()
     print_line(result.digest)
     if not result.matches:
@@ -72,7 +73,7 @@ def _verify_full(
     from mxdraft.verify.report import verification_page, verification_report
 
     results = []
-    with Model(bundle) as model:
+    with open_model(bundle) as model:
         packed = packed_precisions(model.info.provenance, onnx)
         for precision in packed if options["precision"] == "auto" else [options["precision"]]:
             with open_engine(model, **options | {"precision": precision, "max_rows": chunk}) as engine:
@@ -115,7 +116,7 @@ def bench(
     if csv == json_path == "-":
         raise UsageError("--csv and --json cannot both go to standard output")
     Interrupt()
-    with Model(bundle) as model, open_engine(model, **engine | {"draft": "off"}) as opened:
+    with open_model(bundle) as model, open_engine(model, **engine | {"draft": "off"}) as opened:
         drafts: list[Draft] = (
             [] if compared == "off" else [compared] if compared != "all" else ["ngram", "auto"]
         )
@@ -141,15 +142,15 @@ def info(bundle: str | None, cpu: bool) -> None:
     if cpu:
         lines += cpu_describe().splitlines()
     if bundle is not None:
-        with Model(bundle) as model:
+        with open_model(bundle) as model:
             i = model.info
             lines += [
-                f"bundle {i.path}",
+                f"bundle {printable(i.path)}",
                 *(f"{name} {getattr(i, name)}" for name in _FACTS),
                 f"precisions {'base full' if i.has_residual else 'base'}",
                 f"drafters {'lookup table' if i.has_ngrams else 'lookup'}{' model' if i.has_drafter else ''}",
                 f"bos {'none' if i.bos is None else i.bos}",
-                f"provenance {i.provenance}",
+                f"provenance {printable(i.provenance)}",
                 plan_line(model.plan()),
             ]
     print_line("\n".join(lines))

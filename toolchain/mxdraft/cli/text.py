@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 from click.core import ParameterSource
@@ -22,12 +23,22 @@ from mxdraft.cli._options import (
     limit_option,
     model_option,
     open_engine,
+    open_model,
     options,
     sampling_options,
     stats_option,
     text_options,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note, open_stdin, print_line, read_text, write_all
+from mxdraft.cli._terminal import (
+    Interrupt,
+    LineLostError,
+    LineReader,
+    emit,
+    note,
+    print_line,
+    read_text,
+    tell,
+)
 from mxdraft.errors import CapacityError, TransferError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Engine, EngineOptions, Model, Timeline
@@ -42,7 +53,7 @@ class _SamplingOptions(TypedDict):
     top_p: float
     min_p: float
     repeat_penalty: float
-    seed: int
+    seed: int | None
     stop: tuple[str, ...]
     ignore_eos: bool
 
@@ -110,13 +121,21 @@ def chat(bundle: str, limit: int, system: str | None, stats: str, **run: Unpack[
     interrupt = Interrupt()
     code = 0
     with (
-        Model(bundle) as model,
+        open_model(bundle) as model,
         _open_engine(model, run) as engine,
         _open_sequence(engine, run, limit) as sequence,
     ):
-        stdin = open_stdin()
+        stdin = LineReader()
         messages = _opening(system)
-        while (line := _read_line(stdin)) not in (None, b"/quit"):
+        while True:
+            try:
+                line = _prompt_line(stdin)
+            except LineLostError as error:
+                note(f"mxdraft: error: {error}")
+                code = error.exit_code
+                continue
+            if line in (None, b"/quit"):
+                break
             if line == b"/reset":
                 messages = _opening(system)
                 code = 0
@@ -137,7 +156,7 @@ def tokenize(
     if chat and decode:
         raise UsageError("--chat and --decode exclude each other")
     data = read_text(text, file, stdin)
-    with Model(bundle) as model:
+    with open_model(bundle) as model:
         if decode:
             emit(model.decode(_parse_id(word) for word in data.split()))
         else:
@@ -182,8 +201,8 @@ def trace(
     if html is not None:
         import mxdraft.trace.page  # noqa: F401  (what it needs is missed before the run, not after)
     interrupt = Interrupt()
-    recorded = {name: value for name, value in asked.items() if name not in ("text", "file", "stdin")}
     with _opened(bundle, asked) as (sequence, ids):
+        recorded = {name: value for name, value in asked.items() if name not in ("text", "file", "stdin")}
         choices = _full_precision(sequence.engine, ids) if full else None
         sequence.prompt(ids)
         _record(sequence, choices, output, recorded | {"full": full}, interrupt)
@@ -255,6 +274,11 @@ def _open_engine(model: Model, run: _RunOptions) -> Engine:
 
 
 def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Timeline:
+    seed = run["seed"] or 0
+    if run["seed"] is None and run["temp"] > 0:
+        seed = secrets.randbits(32)  # short enough to type
+        note(f"mxdraft: note: seed {seed}")
+    run["seed"] = seed
     return Timeline(
         engine,
         temperature=run["temp"],
@@ -262,7 +286,7 @@ def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Timeline:
         top_p=run["top_p"],
         min_p=run["min_p"],
         repeat_penalty=run["repeat_penalty"],
-        seed=run["seed"],
+        seed=seed,
         max_tokens=limit,
         ignore_eos=run["ignore_eos"],
         stop=[os.fsencode(text) for text in run["stop"]],
@@ -279,7 +303,7 @@ def _opened(bundle: str, asked: _PromptOptions) -> Iterator[tuple[Timeline, list
     if asked["raw"] and asked["system"] is not None:
         raise UsageError("--system needs the chat template: leave out --raw")
     prompt = read_text(asked["text"], asked["file"], asked["stdin"])
-    with Model(bundle) as model:
+    with open_model(bundle) as model:
         raw = asked["raw"]
         ids = _raw_ids(model, prompt) if raw else _chat_ids(model, _opening(asked["system"]), prompt)
         with (
@@ -315,11 +339,19 @@ def _stream(sequence: Timeline, interrupt: Interrupt, explain: bool = False) -> 
     return reply
 
 
+def _drafted_marks() -> tuple[bytes, bytes]:
+    """Return what goes around drafted text: green, or brackets for who asked for no colours ($NO_COLOR) and
+    terminals without ($TERM)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return (b"[", b"]") if plain else (b"\033[32m", b"\033[0m")
+
+
 def _explained(sequence: Timeline, origin: bytearray) -> bytes:
-    """Return the step's text, drafted and accepted parts in green.
+    """Return the step's text, drafted and accepted parts marked.
 
     ``origin`` holds a byte for each byte of text that the sequence holds back: 1 if it was drafted.
     """
+    before, after = _drafted_marks()
     model, text = sequence.engine.model, sequence.text
     for token, drafted in zip(sequence.output, sequence.drafted, strict=True):
         if not model.is_special(token):
@@ -327,7 +359,7 @@ def _explained(sequence: Timeline, origin: bytearray) -> bytes:
     parts, place = [], 0
     for was_drafted, run in itertools.groupby(origin[: len(text)]):
         part = text[place : place + len(list(run))]
-        parts.append(b"\033[32m" + part + b"\033[0m" if was_drafted else part)
+        parts.append(before + part + after if was_drafted else part)
         place += len(part)
     del origin[: len(text)]
     return b"".join(parts)
@@ -359,12 +391,10 @@ def _turn(
     return 0
 
 
-def _read_line(stdin: BinaryIO) -> bytes | None:
-    """Read the next line without its end, None at the end of input."""
+def _prompt_line(stdin: LineReader) -> bytes | None:
     if os.isatty(0):
-        write_all(2, b"> ")
-    line = stdin.readline()
-    return line.rstrip(b"\r\n") if line else None
+        tell(b"> ")
+    return stdin.read()
 
 
 def _parse_id(word: bytes) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from mxdraft.errors import TransferError
+from mxdraft.errors import TransferError, UsageError
 
 
 @contextmanager
@@ -21,15 +22,24 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file next to ``path`` for reading and writing; its path is its ``name``.
 
     Leaving the block without an exception flushes it to the disk and renames it to ``path``. With one it is
-    removed, and ``path`` stays as it was. Raises TransferError if the system refuses.
+    removed, and ``path`` stays as it was. A link stays, and leads to the new file. A device or pipe is not
+    replaced but written to. Raises TransferError if the system refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        try:
+            with path.open("wb") as file:
+                yield file
+        except OSError as error:
+            raise TransferError(f"cannot write {path}: {error.strerror}") from error
+        return
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".mxdraft-{secrets.token_hex(8)}.part")
     try:
-        with temporary.open("w+b") as file:
+        with temporary.open("x+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise TransferError(f"cannot write {path}: {error.strerror}") from error
     finally:
@@ -49,8 +59,16 @@ def file_sha256(path: Path) -> str:
 
 
 def default_cache() -> Path:
-    """Return $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("MXDRAFT_CACHE"):
+    """Return $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or $HOME/.cache.
+
+    Of these two, only an absolute one counts (XDG Base Directory Specification). Raises UsageError if there
+    is none.
+    """
+    own, shared, home = (os.environ.get(name, "") for name in ("MXDRAFT_CACHE", "XDG_CACHE_HOME", "HOME"))
+    if own:
         return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "mxdraft"
+    if shared.startswith("/"):
+        return Path(shared) / "mxdraft"
+    if home.startswith("/"):
+        return Path(home) / ".cache" / "mxdraft"
+    raise UsageError("there is no place for a cache: set HOME or MXDRAFT_CACHE to a directory")

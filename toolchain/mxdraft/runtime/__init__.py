@@ -17,7 +17,15 @@ engine.py    an arena and a thread pool: steps, costs, verification, benchmark
 timeline.py  a token timeline: prompt, generate, truncate, logits, records
 """
 
-from mxdraft.runtime.engine import BenchFormat, Engine, Verification, cpu_describe, default_threads, version
+from mxdraft.runtime.engine import (
+    BenchFormat,
+    Engine,
+    Verification,
+    cpu_describe,
+    default_threads,
+    exit_on_bus_error,
+    version,
+)
 from mxdraft.runtime.model import Model, ModelInfo
 from mxdraft.runtime.options import KV, Draft, EngineOptions, Plan, Precision, SamplingOptions
 from mxdraft.runtime.timeline import (
@@ -62,5 +70,6 @@ __all__ = [
     "Verification",
     "cpu_describe",
     "default_threads",
+    "exit_on_bus_error",
     "version",
 ]

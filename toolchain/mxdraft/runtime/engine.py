@@ -117,6 +117,12 @@ class Engine(Handle):
             library.lib.mxd_bench_close(box)
 
 
+def exit_on_bus_error(message: str, code: int) -> None:
+    """From now on, where a mapped file cannot be read any more, end the process with ``code`` and ``message``
+    (a line) on stderr (mxdraft.h); without this, SIGBUS ends it."""
+    load().lib.mxd_exit_on_bus_error(message.encode("utf-8", "surrogateescape"), code)
+
+
 def cpu_describe() -> str:
     """One line for each operation: its name and the function for this CPU under $MXDRAFT_CPU_MASK."""
     return text_of(load().lib.mxd_cpu_describe)
