@@ -94,8 +94,9 @@ build/%/mxdraft: $(VENV)/installed $(RUNTIME)
 	$(MXDRAFT) build --target $*
 	touch $@
 
-build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA) $(DRAFTER)
+# Written last: the export is whole once it is there.
+build/$(MODEL)/export.json: $(VENV)/installed $(DELTA) $(DRAFTER)
 	$(MXDRAFT) export "$$($(MXDRAFT) fetch $(MODEL))" -o build/$(MODEL) $(DELTA:%=--delta %) $(DRAFTER:%=--drafter %)
 
-$(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft
+$(BUNDLE): build/$(MODEL)/export.json build/host/mxdraft
 	$(MXDRAFT) pack build/$(MODEL) -o $@ $(TEXT:%=--text %) $(SCHEDULE:%=--schedule %)

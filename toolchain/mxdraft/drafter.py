@@ -25,11 +25,12 @@ from mxdraft.bundle import (
     DraftConfig,
     TensorEntry,
     align,
+    check_draft,
     required_draft_tensors,
     tensor_nbytes,
 )
 from mxdraft.checkpoint import ModelConfig
-from mxdraft.files import replacing
+from mxdraft.files import parse_json_object, replacing
 from mxdraft.mx import BLOCK, MXTensor
 from mxdraft.npz import reading_npz
 from mxdraft.tiles import to_tiles
@@ -73,10 +74,14 @@ def save_drafter(path: Path, drafter: Drafter) -> None:
 def load_drafter(path: Path, config: ModelConfig) -> Drafter:
     """Read a file of ``save_drafter`` that shall fit a target of ``config``. Raises RefusedError."""
     with reading_npz(path, "drafter of such a model") as arrays:
-        header = json.loads(arrays["header"].tobytes())
+        header = parse_json_object(arrays["header"].tobytes())
         layers = tuple(int(layer) for layer in header["feature_layers"])
         calibration = tuple((float(i), float(r)) for i, r in header["calibration"])
-        ids = arrays["draft_ids"].astype(np.uint32)
+        if not isinstance(header["source_sha256"], str) or not isinstance(header["meta"], dict):
+            raise ValueError("its header does not tell what it belongs to")
+        ids = arrays["draft_ids"]
+        _check_array("draft_ids", ids, np.uint32, (len(ids),))
+        check_draft(DraftConfig(layers, len(ids), calibration, (0, 0, 0)), ids, config)
         planes, norms = {}, {}
         for name, dtype, (rows, columns) in required_draft_tensors(config, len(layers), len(ids)):
             if dtype == MXFP4T:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxdraft import __version__
+from mxdraft.bundle import parse_provenance
 from mxdraft.errors import RefusedError
 from mxdraft.export import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, OnnxRunner, Precision
+from mxdraft.files import open_regular
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 
@@ -157,20 +158,17 @@ class Result:
 def packed_precisions(provenance: str, directory: Path) -> list[Precision]:
     """The precisions of a bundle, after proof that the ONNX files in ``directory`` are those it was packed
     from. Raises RefusedError if they are not."""
-    try:
-        recorded = json.loads(provenance)["sha256"]
-        precisions = [precision for precision, name in MODEL_FILES.items() if name in recorded]
-        expected = {name: recorded[name] for name in [DATA_FILE, *(MODEL_FILES[p] for p in precisions)]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise RefusedError("the bundle's provenance does not tell its ONNX files; pack it again") from error
+    recorded = parse_provenance(provenance).get("sha256")
+    if not isinstance(recorded, dict) or DATA_FILE not in recorded:
+        raise RefusedError("the bundle's provenance does not tell its ONNX files; pack it again")
+    precisions = [precision for precision, name in MODEL_FILES.items() if name in recorded]
+    expected = {name: recorded[name] for name in [DATA_FILE, *(MODEL_FILES[p] for p in precisions)]}
     for name, digest in expected.items():
         try:
-            with (directory / name).open("rb") as file:
+            with open_regular(directory / name) as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise RefusedError(
-                f"{directory / name}: {error.strerror}; give its directory with --onnx"
-            ) from error
+        except RefusedError as error:
+            raise RefusedError(f"{error}; give its directory with --onnx") from error
         if found != digest:
             raise RefusedError(f"{directory / name} is not the file that the bundle was packed from")
     return precisions
@@ -203,7 +201,7 @@ def compare(engine: Engine, directory: Path, quick: bool, note: Callable[[str], 
 
 def _continue(engine: Engine, runner: OnnxRunner, prompt: str, count: int) -> Continuation:
     model = engine.model
-    has_template = TEMPLATE_FILE in json.loads(model.info.provenance)["sha256"]
+    has_template = TEMPLATE_FILE in parse_provenance(model.info.provenance)["sha256"]
     ids = model.chat([("user", prompt)]) if has_template else model.encode(prompt)
     count = min(count, engine.plan.ctx - len(ids))
     with Timeline(engine, max_tokens=count, ignore_eos=True) as timeline:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mxdraft.cli._options import word_option
-from mxdraft.cli._terminal import emit
+from mxdraft.cli._terminal import emit, note, printable
 from mxdraft.runtime import Engine, Model
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def fetch(name: str, cache: Path | None, no_progress: bool) -> None:
     """Get a model's weights, checked against their hash, and print the path of the file."""
     from mxdraft.fetch import fetch as fetch_model
 
-    _emit_line(fetch_model(name, cache, progress=not no_progress))
+    _emit_path(fetch_model(name, cache, progress=not no_progress))
 
 
 @click.command(epilog="Example: mxdraft export model.gguf -o build/smollm2-135m")
@@ -42,17 +43,20 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
     """
     from mxdraft.checkpoint import load_checkpoint
     from mxdraft.drafter import load_drafter
-    from mxdraft.export import export_drafter, export_model
+    from mxdraft.export import FEATURES_FILE, STEP_FILE, complete_tokenizer, export_model
     from mxdraft.qat_delta import apply_delta
 
     checkpoint = load_checkpoint(source)
     trained = None if delta is None else apply_delta(delta, checkpoint)
     drafting = None if drafter is None else load_drafter(drafter, checkpoint.config)
-    paths = list(export_model(checkpoint, directory, rule, trained).values())
+    tokenizer = complete_tokenizer(checkpoint)
+    ends = ", ".join(f"{i} {tokenizer.tokens[i]}" for i in tokenizer.eos_ids)
+    note(f"generation ends at: {ends or 'no token; it goes on until the context is full'}")
+    paths = list(export_model(checkpoint, directory, rule, trained, drafting).values())
     if drafting is not None:
-        paths += export_drafter(drafting, directory).values()
+        paths += [directory / name for name in (FEATURES_FILE, STEP_FILE)]
     for path in paths:
-        _emit_line(path)
+        _emit_path(path)
 
 
 @click.command(epilog="Example: mxdraft pack build/smollm2-135m -o build/smollm2-135m.mxb")
@@ -60,12 +64,13 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
 @click.option("-o", "bundle", metavar="BUNDLE", type=_path, required=True, help="File to write.")
 @click.option("--text", metavar="FILE", type=_path, help="Text (.npz) to count n-grams in, for drafting.")
 @click.option("--schedule", metavar="FILE", type=_path, help="Settings (.toml) from mxdraft calibrate.")
-def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None) -> None:
+@click.option("--base-only", is_flag=True, help="Leave the residual plane, and full precision, out.")
+def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None, base_only: bool) -> None:
     """Make a bundle of the ONNX files in DIRECTORY, with golden digests computed by the runtime."""
     from mxdraft.pack import pack as pack_bundle
 
-    pack_bundle(directory, bundle, digest=_golden_digests, text=text, schedule=schedule)
-    _emit_line(bundle)
+    pack_bundle(directory, bundle, None, _golden_digests, text, schedule, residual=not base_only)
+    _emit_path(bundle)
 
 
 @click.command(epilog="Example: mxdraft inspect build/smollm2-135m.mxb --json")
@@ -92,7 +97,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
         "provenance": opened.provenance,
     }
     if as_json:
-        _emit_line(json.dumps(report))
+        emit(json.dumps(report).encode("ascii") + b"\n")
         return
     lines = [" ".join(f"{key}={value}" for key, value in report["config"].items()), "", "SECTION"]
     lines += [
@@ -105,7 +110,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
         for t in report["tensors"]
     ]
     lines += ["", "PROVENANCE", json.dumps(report["provenance"], indent=1)]
-    _emit_line("\n".join(lines))
+    emit(printable("\n".join(lines)) + b"\n")
 
 
 _DTYPES = {1: "F32", 2: "MXFP4T", 3: "MXINT8T", 4: "U32"}
@@ -121,5 +126,6 @@ def _golden_digests(bundle: Path) -> tuple[str, str | None]:
             return base, engine.verify().digest
 
 
-def _emit_line(text: object) -> None:
-    emit(f"{text}\n".encode("utf-8", "surrogateescape"))
+def _emit_path(path: Path) -> None:
+    """Print a path for programs: its very bytes."""
+    emit(os.fsencode(path) + b"\n")

@@ -18,7 +18,7 @@ from mxdraft.cli._options import (
     whole,
     word_option,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note
+from mxdraft.cli._terminal import Interrupt, emit, note, printable
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Model, cpu_describe, default_threads, version
@@ -169,4 +169,4 @@ def info(bundle: str | None, cpu: bool) -> None:
                 f"provenance {i.provenance}",
                 plan_line(model.plan()),
             ]
-    emit("\n".join(lines).encode("utf-8", "surrogateescape") + b"\n")
+    emit(printable("\n".join(lines)) + b"\n")

@@ -21,7 +21,7 @@ from onnx import TensorProto
 
 from mxdraft.checkpoint import ModelConfig
 from mxdraft.drafter import Drafter
-from mxdraft.errors import RefusedError, TransferError
+from mxdraft.errors import RefusedError
 from mxdraft.export.functions import DOMAIN
 from mxdraft.export.graph import (
     DATA_FILE,
@@ -34,9 +34,10 @@ from mxdraft.export.graph import (
     GraphMetadata,
     Metadata,
     initializer_names,
+    parse_graph,
     write_file,
 )
-from mxdraft.files import replacing
+from mxdraft.files import read_file, replacing
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,14 @@ class DraftMetadata(GraphMetadata):
     files: dict[str, str]
 
 
-def export_drafter(drafter: Drafter, directory: Path) -> dict[str, Path]:
-    """Write both graphs beside the target's, which ``export_model`` wrote; returns their paths by name.
+def write_drafter(drafter: Drafter, directory: Path) -> dict[str, str]:
+    """Write both graphs next to the target's, which ``write_model`` wrote; returns the SHA-256 of each file.
 
     Raises RefusedError if the target there is another one than the drafter's, TransferError if a file cannot
     be read or written.
     """
     path = directory / MODEL_FILES["base"]
-    try:
-        base = onnx.load_model(path, load_external_data=False)
-    except OSError as error:
-        raise TransferError(f"cannot read {path}: {error.strerror}") from error
-    target = Metadata.from_json({entry.key: entry.value for entry in base.metadata_props}["mxdraft"])
+    base, target = parse_graph(read_file(path), path, Metadata)
     if drafter.source_sha256 != target.source_sha256:
         raise RefusedError(
             f"the drafter was trained for weights with SHA-256 {drafter.source_sha256}, those in {directory} "
@@ -85,14 +82,13 @@ def export_drafter(drafter: Drafter, directory: Path) -> dict[str, Path]:
     )
     shared = {tensor.name: tensor for tensor in base.graph.initializer}
     read = [shared[name] for name in target_initializers(target.config)]
-    paths: dict[str, Path] = {}
+    graphs: dict[str, str] = {}
     for name in (FEATURES_FILE, STEP_FILE):
         model = build_drafter(name, metadata, [*own, *read])
         onnx.helper.set_model_props(model, {"mxdraft": metadata.to_json()})
-        paths[name] = directory / name
-        write_file(paths[name], model.SerializeToString(deterministic=True))
-        onnx.checker.check_model(str(paths[name]), full_check=True)
-    return paths
+        graphs[name] = write_file(directory / name, model.SerializeToString(deterministic=True))
+        onnx.checker.check_model(str(directory / name), full_check=True)
+    return graphs | {DRAFT_DATA_FILE: metadata.files[DRAFT_DATA_FILE]}
 
 
 def target_initializers(config: ModelConfig) -> list[str]:

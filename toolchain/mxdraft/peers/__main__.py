@@ -17,6 +17,7 @@ import click
 
 from mxdraft import __version__
 from mxdraft.acceptance import read_prompts
+from mxdraft.bundle import parse_provenance
 from mxdraft.errors import MxdraftError, RefusedError
 from mxdraft.fetch import fetch
 from mxdraft.files import replacing
@@ -97,7 +98,7 @@ def run(
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(Model(bundle))
-        if json.loads(model.info.provenance)["source_sha256"] != digest:
+        if parse_provenance(model.info.provenance).get("source_sha256") != digest:
             raise RefusedError(f"{bundle} was not made of {weights}: give its GGUF with --weights")
         ctx = min(CTX, model.info.max_positions)
         theirs = stack.enter_context(Theirs(peer, weights, directory, threads, ctx))

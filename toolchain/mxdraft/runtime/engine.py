@@ -216,7 +216,7 @@ class Model(_Handle):
                 "has_drafter": bool(raw.has_drafter),
                 "has_ngrams": bool(raw.has_ngrams),
                 "bos": None if raw.bos == _NO_BOS else raw.bos,
-                "provenance": ffi.string(raw.provenance).decode("utf-8"),
+                "provenance": ffi.string(raw.provenance).decode("utf-8", "surrogateescape"),
                 "path": os.fsdecode(ffi.string(raw.path)),
             }
         )

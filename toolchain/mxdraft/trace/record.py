@@ -73,7 +73,7 @@ class Recorder:
             format=FORMAT,
             version=__version__,
             bundle=model.info.path,
-            provenance_sha256=hashlib.sha256(model.info.provenance.encode("utf-8")).hexdigest(),
+            provenance_sha256=hashlib.sha256(bundle.section("provenance").data).hexdigest(),
             options=dict(options),
             precision=plan.precision,
             threads=plan.threads,
