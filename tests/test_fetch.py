@@ -47,6 +47,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
                 self.send_error(416)
                 return
             self.send_response(206 if start else 200)
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
             self.send_header("Content-Type", "application/zip" if self.path.endswith(WHEEL) else "text/html")
             self.send_header("Content-Length", str(len(body) - start))
             self.end_headers()

@@ -244,7 +244,7 @@ class _Renderer:
         text = self([(first, "\ue000"), (second, "\ue001")])  # private use: no template writes them
         parts = re.split("[\ue000\ue001]", text)
         if len(parts) != 3:
-            raise RefusedError(f"chat template: it writes {text!r}, where each content must appear once")
+            raise RefusedError(f"chat template: it writes {text!r:.500}, where each content must appear once")
         return parts[0], parts[1], parts[2]
 
     def accepts(self, conversation: Conversation) -> bool:
@@ -271,8 +271,8 @@ def _cut(prefix: str, text: str, suffix: str) -> str:
     """``text`` without what it must begin and end with."""
     if len(text) < len(prefix) + len(suffix) or not (text.startswith(prefix) and text.endswith(suffix)):
         raise RefusedError(
-            f"chat template: {text!r} does not begin with {prefix!r} and end with {suffix!r}; what surrounds "
-            "a message depends on more than its role, which a bundle cannot express"
+            f"chat template: {text!r:.500} does not begin with {prefix!r:.200} and end with {suffix!r:.200}; "
+            "what surrounds a message depends on more than its role, which a bundle cannot express"
         )
     return text[len(prefix) : len(text) - len(suffix)]
 
@@ -303,7 +303,8 @@ def _prove(pieces: ChatPieces, names: Mapping[int, str], render: _Renderer) -> N
             expected = render(conversation, generation)
             if expected != ours + (text(pieces.generation) if generation else ""):
                 raise RefusedError(
-                    f"chat template: a bundle cannot express it; for {conversation!r} it writes {expected!r}"
+                    "chat template: a bundle cannot express it; "
+                    f"for {conversation!r} it writes {expected!r:.500}"
                 )
 
 

@@ -10,7 +10,8 @@ import os
 import pwd
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -74,6 +75,8 @@ def parsing(name: Path | str, what: str) -> Iterator[None]:
         yield
     except RefusedError as error:
         raise RefusedError(f"{name}: {error}") from error
+    except MxdraftError:
+        raise
     except MemoryError as error:
         raise CapacityError(f"{name}: there is not enough memory to read it") from error
     except Exception as error:
@@ -120,8 +123,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} appears twice")
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"key {name!r} appears twice")
     return value
 
 
@@ -139,7 +142,7 @@ def _deeper_than(value: Any, limit: int) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[io.BufferedRandom]:
     """A temporary file next to ``path``, open for reading and writing; its path is its ``name``.
 
     Leaving the block without an exception flushes it to the disk and renames it to ``path``; what a symbolic
@@ -158,7 +161,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _temporary(target: Path) -> Iterator[BinaryIO]:
+def _temporary(target: Path) -> Iterator[io.BufferedRandom]:
     """A file next to ``target``, with its permissions, which is removed at the end if it is still there.
 
     Its writer holds a lock on it, so whatever carries no lock has lost its writer.
@@ -185,9 +188,9 @@ def _temporary(target: Path) -> Iterator[BinaryIO]:
             yield file
             return
         finally:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-            file.close()
+            for end in (path.unlink, file.close):
+                with contextlib.suppress(OSError):
+                    end()
 
 
 def _remove_unless_locked(path: Path) -> None:
@@ -210,14 +213,16 @@ def write_json(path: Path, value: object) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file ``path``, which is there only meanwhile; waits for another process that holds it.
-
-    Raises OSError.
-    """
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file ``path``, which is there only meanwhile. If another process holds it, calls
+    ``waiting`` and waits. Raises OSError."""
     while True:
         with path.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
             if not _is_at(file, path):  # its holder, who is done, removed it
                 continue
             try:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import click
 
 from mxdraft.cli._terminal import note
+from mxdraft.errors import TransferError
 from mxdraft.files import default_cache
 from mxdraft.runtime import Engine, Model, Plan, default_threads
 from mxdraft.runtime.engine import KV, Draft, Precision
@@ -181,7 +182,7 @@ def open_engine(
 def know_costs(engine: Engine) -> None:
     """What steps cost on this machine, from the user's cache or measured now: draft lengths rest on it."""
     cache = None
-    with contextlib.suppress(OSError, RuntimeError):  # no home; what cannot be kept is measured each time
+    with contextlib.suppress(OSError, TransferError):  # no home; what cannot be kept is measured each time
         cache = default_cache()
         cache.mkdir(parents=True, exist_ok=True)
     if cache is None or not engine.load_costs(cache):
