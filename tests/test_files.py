@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mxdraft.cli._terminal import printable
 from mxdraft.errors import BundleError, CapacityError, MxdraftError, RefusedError, TransferError, UsageError
 from mxdraft.files import (
+    as_text,
     default_cache,
     locked,
-    name_of,
     open_regular,
     parse_json,
     parse_json_object,
@@ -345,7 +343,6 @@ def test_what_reaches_a_terminal_does_not_control_it(text: str, written: bytes) 
     assert printable(text) == written
 
 
-@pytest.mark.parametrize("make", [lambda p: p, lambda p: p / "folder"])
-def test_names_of_files_are_text_that_can_be_written(make: Callable[[Path], Path]) -> None:
-    assert name_of(make(Path(os.fsdecode(b"/a/b\xff.gguf")))) in ("b\\xff.gguf", "folder")
-    assert json.dumps(name_of(Path("\udcff"))).isascii()
+def test_paths_become_text_that_can_be_written() -> None:
+    assert as_text(Path(os.fsdecode(b"/a/b\xff.gguf"))) == "/a/b\\xff.gguf"
+    assert as_text("漢 \x1b") == "漢 \x1b"

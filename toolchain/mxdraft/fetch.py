@@ -138,14 +138,15 @@ def _receive(url: str, context: ssl.SSLContext, part: Path, offset: int, report:
             if error.code == 416:  # nothing follows: it is all there, and the digest says whether rightly
                 return
             raise
+    if response.status != 206:
+        offset = 0
+    elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+        response.close()
+        if offset == 0:
+            raise ConnectionError("the server sends a part that was not asked for")
+        _receive(url, context, part, 0, report)  # it does not know ranges, whatever it says
+        return
     with response:
-        if response.status != 206:
-            offset = 0
-        elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
-            if offset == 0:
-                raise ConnectionError("the server sends a part that was not asked for")
-            _receive(url, context, part, 0, report)  # it does not know ranges, whatever it says
-            return
         length = response.headers.get("Content-Length", "")
         total = offset + int(length) if re.fullmatch(r"[0-9]{1,15}", length) else None
         with part.open("ab" if offset else "wb") as file:

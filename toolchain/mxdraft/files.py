@@ -59,9 +59,9 @@ def read_file(path: Path, limit: int = _TEXT_LIMIT) -> bytes:
             raise TransferError(f"cannot read {path}: {error.strerror}") from error
 
 
-def name_of(path: Path) -> str:
-    """The last part of a path as text: bytes that are not UTF-8 as ``\\xNN``."""
-    return os.fsencode(path.name).decode("utf-8", "backslashreplace")
+def as_text(path: Path | str) -> str:
+    """A path, or a part of one, as text that every file can hold: bytes that are not UTF-8 as ``\\xNN``."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @contextmanager

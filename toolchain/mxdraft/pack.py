@@ -65,7 +65,7 @@ from mxdraft.export.graph import (
     initializer_names,
     parse_graph,
 )
-from mxdraft.files import name_of, open_regular, parse_json_object, parsing, replacing
+from mxdraft.files import as_text, open_regular, parse_json_object, parsing, replacing
 from mxdraft.mx import BLOCK, MXTensor, Rule
 from mxdraft.ngrams import ngram_section, read_documents
 from mxdraft.schedule import Schedule
@@ -190,23 +190,20 @@ class _OnnxFile(Generic[_Kind]):
         """``files``: that it must list."""
         self.export = export
         self._path = export.directory / name
-        if name not in export.files:
-            raise self._refusal("it is not there")
-        self._model, self.metadata = parse_graph(export.files[name].tobytes(), self._path, kind)
-        self.initializers = {tensor.name: tensor for tensor in self._model.graph.initializer}
         with parsing(self._path, "model of this exporter"):
+            if name not in export.files:
+                raise RefusedError("the export does not have it; export the model again")
+            self._model, self.metadata = parse_graph(export.files[name].tobytes(), kind)
+            self.initializers = {tensor.name: tensor for tensor in self._model.graph.initializer}
             expected = self._expected()
-            same = all(
-                getattr(expected, part) == getattr(self._model, part)
-                for part in ("ir_version", "opset_import", "graph", "functions")
-            )
-        if not same:
-            raise self._refusal("its graph is not what the runtime computes")
-        if self.metadata.files.keys() != files:
-            raise self._refusal(f"it lists other files: {', '.join(self.metadata.files)}")
-        for file, digest in self.metadata.files.items():
-            if export.digests.get(file) != digest:
-                raise self._refusal(f"{file} is not the file that was exported with it")
+            for part in ("ir_version", "opset_import", "graph", "functions"):
+                if getattr(expected, part) != getattr(self._model, part):
+                    raise RefusedError("its graph is not what the runtime computes; export the model again")
+            if self.metadata.files.keys() != files:
+                raise RefusedError("it lists other files than an export has; export the model again")
+            for file, digest in self.metadata.files.items():
+                if export.digests.get(file) != digest:
+                    raise RefusedError(f"{file} is not the file that was exported with it; export both again")
 
     def _expected(self) -> onnx.ModelProto:
         """The model that it should be."""
@@ -235,9 +232,6 @@ class _OnnxFile(Generic[_Kind]):
             return MXTensor("mxint8", self.array(data_name, np.int8, shape), scale, "floor")
         data = self.array(data_name, np.uint8, (rows, columns // 2))
         return MXTensor("mxfp4", data, scale, self.rule)
-
-    def _refusal(self, message: str) -> RefusedError:
-        return RefusedError(f"{self._path}: {message}; export the model again")
 
 
 class _OnnxModel(_OnnxFile[Metadata]):
@@ -367,5 +361,5 @@ def _provenance(
     if text is not None:
         with open_regular(text) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        facts["ngrams_of"] = {"name": name_of(text), "sha256": digest}
+        facts["ngrams_of"] = {"name": as_text(text.name), "sha256": digest}
     return json.dumps(facts, indent=1, sort_keys=True).encode("ascii")

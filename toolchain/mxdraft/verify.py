@@ -21,7 +21,7 @@ from mxdraft import __version__
 from mxdraft.bundle import parse_provenance
 from mxdraft.errors import RefusedError
 from mxdraft.export import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, OnnxRunner, Precision
-from mxdraft.files import open_regular
+from mxdraft.files import as_text, open_regular
 from mxdraft.runtime import Engine, Model
 from mxdraft.runtime import Sequence as Timeline
 
@@ -271,8 +271,8 @@ def _text(model: Model, ids: Sequence[int]) -> str:
 def report(results: Sequence[Result], bundle: str, directory: Path) -> dict[str, Any]:
     """Everything found, as what ``json`` can write."""
     return {
-        "bundle": bundle,
-        "onnx": str(directory),
+        "bundle": as_text(bundle),
+        "onnx": as_text(directory),
         "versions": {"mxdraft": __version__, "onnxruntime": version("onnxruntime")},
         "bounds": {"margin": MARGIN_BOUND, "rms": RMS_BOUND},
         "faults": [fault for result in results for fault in result.faults()],
@@ -282,7 +282,8 @@ def report(results: Sequence[Result], bundle: str, directory: Path) -> dict[str,
 
 def report_html(content: dict[str, Any]) -> str:
     """``report``'s content as one page that needs no other file."""
-    return jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_PAGE).render(content)
+    page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_PAGE).render(content)
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 _PAGE = """\

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config
 from mxdraft.checkpoint.tokenizer import PreTokenizer, TokenizerSpec
 from mxdraft.errors import RefusedError
-from mxdraft.files import name_of, open_regular, parsing
+from mxdraft.files import as_text, open_regular, parsing
 
 _T = TypeVar("_T")
 
@@ -99,7 +99,7 @@ def load_gguf(path: Path) -> Checkpoint:
             tensors={_name(info.name): _tensor(data, base, info, config) for info in infos},
             tokenizer=_tokenizer(metadata),
             chat_template=_optional(metadata, "tokenizer.chat_template", str),
-            source=f"{_optional(metadata, 'general.name', str) or 'unnamed model'} ({name_of(path)})",
+            source=f"{_optional(metadata, 'general.name', str) or 'unnamed model'} ({as_text(path.name)})",
             source_sha256=sha256,
         )
         check_checkpoint(checkpoint)

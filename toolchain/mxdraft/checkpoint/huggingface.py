@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config
 from mxdraft.checkpoint.tokenizer import PRE_TOKENIZERS, PreTokenizer, TokenizerSpec
 from mxdraft.errors import RefusedError
-from mxdraft.files import name_of, parse_json_object, parsing, read_file
+from mxdraft.files import as_text, parse_json_object, parsing, read_file
 
 _INDEX = "model.safetensors.index.json"
 _JSON_LIMIT, _TOKENIZER_LIMIT, _WEIGHTS_LIMIT = 16 << 20, 64 << 20, 1 << 40  # bytes of a file
@@ -55,7 +55,7 @@ def load_huggingface(directory: Path) -> Checkpoint:
             tensors=tensors,
             tokenizer=_with_settings(spec, settings),
             chat_template=template,
-            source=f"Hugging Face directory {name_of(directory)}",
+            source=f"Hugging Face directory {as_text(directory.name)}",
             source_sha256=files.sha256(),
         )
         check_checkpoint(checkpoint)

@@ -14,7 +14,7 @@ from mxdraft.chat_template import with_turn_end
 from mxdraft.checkpoint import Checkpoint, TokenizerSpec
 from mxdraft.drafter import Drafter
 from mxdraft.errors import RefusedError, TransferError
-from mxdraft.export.draft import write_drafter
+from mxdraft.export.draft import check_source, write_drafter
 from mxdraft.export.graph import (
     DRAFT_DATA_FILE,
     FEATURES_FILE,
@@ -48,6 +48,8 @@ def export_model(
     other weights; TransferError if a file cannot be written.
     """
     checkpoint = dataclasses.replace(checkpoint, tokenizer=complete_tokenizer(checkpoint))
+    if drafter is not None:
+        check_source(drafter, checkpoint.source_sha256)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in (MANIFEST_FILE, FEATURES_FILE, STEP_FILE, DRAFT_DATA_FILE, TEMPLATE_FILE):

@@ -35,9 +35,9 @@ from mxdraft.export.graph import (
     Metadata,
     initializer_names,
     parse_graph,
-    write_file,
+    write_graph,
 )
-from mxdraft.files import read_file, replacing
+from mxdraft.files import parsing, read_file, replacing
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,10 @@ def write_drafter(drafter: Drafter, directory: Path) -> dict[str, str]:
     be read or written.
     """
     path = directory / MODEL_FILES["base"]
-    base, target = parse_graph(read_file(path), path, Metadata)
-    if drafter.source_sha256 != target.source_sha256:
-        raise RefusedError(
-            f"the drafter was trained for weights with SHA-256 {drafter.source_sha256}, those in {directory} "
-            f"have {target.source_sha256}"
-        )
+    data_of_base = read_file(path)
+    with parsing(path, "model of this exporter"):
+        base, target = parse_graph(data_of_base, Metadata)
+    check_source(drafter, target.source_sha256)
     with replacing(directory / DRAFT_DATA_FILE) as file:
         data = DataFile(file, DRAFT_DATA_FILE)
         own = [data.add("draft_ids", drafter.draft_ids.astype(np.int64))]
@@ -86,9 +84,17 @@ def write_drafter(drafter: Drafter, directory: Path) -> dict[str, str]:
     for name in (FEATURES_FILE, STEP_FILE):
         model = build_drafter(name, metadata, [*own, *read])
         onnx.helper.set_model_props(model, {"mxdraft": metadata.to_json()})
-        graphs[name] = write_file(directory / name, model.SerializeToString(deterministic=True))
-        onnx.checker.check_model(str(directory / name), full_check=True)
+        graphs[name] = write_graph(directory / name, model)
     return graphs | {DRAFT_DATA_FILE: metadata.files[DRAFT_DATA_FILE]}
+
+
+def check_source(drafter: Drafter, source_sha256: str) -> None:
+    """Raise RefusedError unless a drafter was trained for the weights with this SHA-256."""
+    if drafter.source_sha256 != source_sha256:
+        raise RefusedError(
+            f"the drafter was trained for weights with SHA-256 {drafter.source_sha256}, these have "
+            f"{source_sha256}"
+        )
 
 
 def target_initializers(config: ModelConfig) -> list[str]:

@@ -34,7 +34,7 @@ from mxdraft import __version__
 from mxdraft.checkpoint import Checkpoint, ModelConfig, check_config, tokenizer_json
 from mxdraft.errors import RefusedError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
-from mxdraft.files import parse_json_object, parsing, replacing
+from mxdraft.files import parse_json_object, replacing
 from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize
 from mxdraft.qat_delta import TrainedBase
 
@@ -92,19 +92,18 @@ class Metadata(GraphMetadata):
     files: dict[str, str]
 
 
-def parse_graph(data: bytes, path: Path, kind: type[_Metadata]) -> tuple[onnx.ModelProto, _Metadata]:
+def parse_graph(data: bytes, kind: type[_Metadata]) -> tuple[onnx.ModelProto, _Metadata]:
     """The graph in the bytes of a file, without its weights, and what it says about itself.
 
-    Raises RefusedError, which names ``path``, if it is none that this package wrote.
+    May raise anything if the bytes are none that this package wrote.
     """
-    with parsing(path, "model of this exporter"):
-        if len(data) > _GRAPH_LIMIT:
-            raise ValueError(f"it has more than {_GRAPH_LIMIT >> 20} MiB")
-        model = onnx.load_model_from_string(data)
-        properties = {entry.key: entry.value for entry in model.metadata_props}
-        metadata = kind.from_json(properties["mxdraft"])
-        check_config(metadata.config)
-        return model, metadata
+    if len(data) > _GRAPH_LIMIT:
+        raise ValueError(f"it has more than {_GRAPH_LIMIT >> 20} MiB")
+    model = onnx.load_model_from_string(data)
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    metadata = kind.from_json(properties["mxdraft"])
+    check_config(metadata.config)
+    return model, metadata
 
 
 def initializer_names(name: str, plane: Plane | None) -> tuple[str, str]:
@@ -141,8 +140,7 @@ def write_model(
         )
         model = build_model(checkpoint.config, precision, initializers[precision])
         onnx.helper.set_model_props(model, {"mxdraft": metadata.to_json()})
-        graphs[name] = write_file(directory / name, model.SerializeToString(deterministic=True))
-        onnx.checker.check_model(str(directory / name), full_check=True)
+        graphs[name] = write_graph(directory / name, model)
     return digests | graphs
 
 
@@ -374,7 +372,21 @@ def _text_files(checkpoint: Checkpoint) -> dict[str, str]:
     return files
 
 
+def write_graph(path: Path, model: onnx.ModelProto) -> str:
+    """Write a graph that is valid ONNX; returns the file's SHA-256."""
+    # The checker gets it without the data, for it refuses those of a folder that a backup links to. So
+    # initializers are inputs to it.
+    alone = onnx.ModelProto()
+    alone.CopyFrom(model)
+    for tensor in alone.graph.initializer:
+        alone.graph.input.append(value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    del alone.graph.initializer[:]
+    onnx.checker.check_model(alone, full_check=True)
+    return write_file(path, model.SerializeToString(deterministic=True))
+
+
 def write_file(path: Path, data: bytes) -> str:
+    """Write a file; returns its SHA-256."""
     with replacing(path) as file:
         file.write(data)
     return hashlib.sha256(data).hexdigest()

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from mxdraft import __version__
 from mxdraft.bundle import Bundle
 from mxdraft.errors import TransferError
+from mxdraft.files import as_text
 from mxdraft.origin_precision import weight_bytes
 from mxdraft.runtime import Engine, Model, Sequence
 
@@ -72,7 +73,7 @@ class Recorder:
             "run",
             format=FORMAT,
             version=__version__,
-            bundle=model.info.path,
+            bundle=as_text(model.info.path),
             provenance_sha256=hashlib.sha256(bundle.section("provenance").data).hexdigest(),
             options=dict(options),
             precision=plan.precision,
