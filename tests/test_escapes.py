@@ -13,6 +13,7 @@ import pytest
 from malformed import build, sections_of
 from mxdraft.bundle import Bundle, parse_provenance
 from mxdraft.errors import RefusedError
+from mxdraft.plot import plot_acceptance
 from mxdraft.runtime import Model
 from mxdraft.verify import packed_precisions, report_html
 
@@ -118,3 +119,12 @@ def test_a_page_shows_hostile_text_as_text() -> None:
     assert 'onload="' not in page
     assert page.count("&lt;script&gt;") > 10
     page.encode("utf-8")
+
+
+def test_names_of_tasks_are_no_formulas(tmp_path: Path) -> None:
+    measures = {"tau": {"1": 1.5, "2": 1.7}, "alpha_everywhere": 0.5}
+    methods = dict.fromkeys(("drafter", "lookup", "union"), measures)
+    groups = dict.fromkeys(("all", "$\\frac{$", "a $x$ b"), methods)
+    points = [[{"confidence": 0.5, "accepted": 0.5, "count": 20}]]
+    plot_acceptance({"$\\nonesuch$": groups}, {"$": points}, tmp_path / "a.svg")
+    assert "nonesuch" in (tmp_path / "a.svg").read_text(encoding="utf-8")
