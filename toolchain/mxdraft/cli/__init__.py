@@ -120,5 +120,6 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    note(f"mxdraft: error: {message}")
+    line = message.replace("\n", "\\n")  # who named a file, or answered, does not write lines of ours
+    note(f"mxdraft: error: {line}")
     sys.exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -51,7 +52,18 @@ def print_line(text: object) -> None:
 def note(line: str) -> None:
     """Write a line to stderr. Losing it is no reason to stop."""
     with contextlib.suppress(OSError):
-        write_all(2, f"{line}\n".encode("utf-8", "surrogateescape"))
+        write_all(2, printable(f"{line}\n"))
+
+
+def printable(text: str) -> bytes:
+    """``text`` as a terminal may get it, whoever wrote it: control characters, but line feed and tab, are
+    spelled ``\\xNN``. Bytes that ``surrogateescape`` kept stay; half a surrogate pair is spelled, too."""
+    spelled = re.sub(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]",
+        lambda match: ascii(match[0])[1:-1].replace("\\r", "\\x0d"),
+        text,
+    )
+    return spelled.encode("utf-8", "surrogateescape")
 
 
 def read_text(text: str | None, path: str | None, stdin: str | None) -> bytes:

@@ -18,7 +18,7 @@ from mxdraft.cli._options import (
     whole,
     word_option,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note, print_line
+from mxdraft.cli._terminal import Interrupt, emit, note, print_line, printable
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Draft, EngineOptions, Model, cpu_describe, default_threads, version
@@ -152,4 +152,4 @@ def info(bundle: str | None, cpu: bool) -> None:
                 f"provenance {i.provenance}",
                 plan_line(model.plan()),
             ]
-    print_line("\n".join(lines))
+    emit(printable("\n".join(lines)) + b"\n")
