@@ -118,8 +118,9 @@ build/%/mxdraft: $(VENV)/installed $(RUNTIME) $(BUILDER)
 	$(MXDRAFT) build --target $*
 	touch $@
 
-build/$(MODEL)/model.full.onnx: $(VENV)/installed $(DELTA) $(DRAFTER) $(EXPORTER)
+# Written last: the export is whole once it is there.
+build/$(MODEL)/export.json: $(VENV)/installed $(DELTA) $(DRAFTER) $(EXPORTER)
 	$(MXDRAFT) export "$$($(MXDRAFT) fetch $(MODEL))" -o build/$(MODEL) $(DELTA:%=--delta %) $(DRAFTER:%=--drafter %)
 
-$(BUNDLE): build/$(MODEL)/model.full.onnx build/host/mxdraft $(TEXT) $(SCHEDULE) $(PACKER)
+$(BUNDLE): build/$(MODEL)/export.json build/host/mxdraft $(TEXT) $(SCHEDULE) $(PACKER)
 	$(MXDRAFT) pack build/$(MODEL) -o $@ $(TEXT:%=--text %) $(SCHEDULE:%=--schedule %)

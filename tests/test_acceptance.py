@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mxdraft.errors import RefusedError
+from mxdraft.errors import CapacityError, RefusedError, TransferError
 from mxdraft.measure.acceptance import (
     Acceptance,
+    Prompt,
     Proposal,
     Rollout,
     Table,
@@ -147,3 +148,56 @@ def test_rollouts_are_kept_and_belong_to_their_prompts(bundle: Path, tmp_path: P
     path.write_text('{"turns": []}', encoding="utf-8")
     with pytest.raises(RefusedError, match="not a file of prompts"):
         read_prompts(path, 0)
+
+
+GOOD_LINE = '{"task": "chat", "turns": ["Hello", "more"], "id": 7}'
+
+
+def test_prompts_may_hold_any_text(tmp_path: Path) -> None:
+    """What JSON leaves as it is within a line: other line ends of Unicode, and a blank line at the end."""
+    path = tmp_path / "prompts.jsonl"
+    texts = [f"x{end}y" for end in "\u2028\u2029\x85"]
+    lines = [json.dumps({"task": "a", "turns": [text]}, ensure_ascii=False) for text in texts]
+    path.write_text("\n".join([*lines, GOOD_LINE, "", ""]), encoding="utf-8")
+    assert [prompt.text for prompt in read_prompts(path, 0)] == [*texts, "Hello"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\n",
+        b"{",
+        b"\xff\xfe",
+        b"null",
+        b"[" * 100_000,
+        b'{"task": "a", "turns": ' + b"[" * 80 + b'"x"' + b"]" * 80 + b"}",
+        b'{"task": "a"}',
+        b'{"task": "a", "turns": []}',
+        b'{"task": "a", "turns": "Hello"}',
+        b'{"task": "a", "turns": {"0": "Hello"}}',
+        b'{"task": "a", "turns": [1]}',
+        b'{"task": ["a"], "turns": ["x"]}',
+        b'{"task": "a", "turns": ["half \\ud800 a pair"]}',
+        b'{"task": "a", "task": "b", "turns": ["x"]}',
+        GOOD_LINE.encode() + b"\n" + GOOD_LINE.encode()[:-5],
+    ],
+)
+def test_what_is_no_file_of_prompts_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(RefusedError, match=r"prompts\.jsonl is not a file of prompts: "):
+        read_prompts(path, 0)
+
+
+def test_prompts_that_are_no_file(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="no such file"):
+        read_prompts(tmp_path / "none", 0)
+    with pytest.raises(TransferError, match="not a regular file"):
+        read_prompts(Path("/dev/zero"), 0)
+
+
+def test_prompts_that_leave_no_room_are_refused(bundle: Path, tmp_path: Path) -> None:
+    with Model(bundle) as model, pytest.raises(CapacityError, match="no prompt leaves 250 of 256 tokens"):
+        write_rollouts(model, [Prompt("a", "Hello")], tmp_path / "r.npz", 0.0, tokens=250)
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import resource
 import struct
 from functools import cache
 
@@ -11,7 +12,8 @@ import pytest
 import textlib
 import tiny
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from mxdraft.bundle.chat import ChatPieces, chat_pieces, chat_section, read_chat
+from mxdraft.bundle import chat_sandbox
+from mxdraft.bundle.chat import ChatPieces, chat_pieces, chat_section, read_chat, with_turn_end
 from mxdraft.bundle.tokenizer import tokenizer_section
 from mxdraft.checkpoint import tokenizer_json
 from mxdraft.errors import BundleError, RefusedError
@@ -168,9 +170,52 @@ def test_what_pieces_cannot_express_is_refused(template: str, reason: str) -> No
         chat_pieces(template, SPEC)
 
 
+HUNGRY = {
+    "memory": "{{ 'x' * 10**9 }}",
+    "padding": "{{ 'x'.center(10**10) }}",
+    "format": "{{ '%2000000000d' % 1 }}",
+    "doubling": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "time": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "one operation": "{{ (3 ** (10**8)) % 7 }}",
+    "output": "{% for i in range(99999) %}{{ 'a line of twenty chars' }}{% endfor %}",
+    "long message": "{{ 'x' * 500000 }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "tags": "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+    "half a surrogate pair": "{{ '\\ud800' }}",
+}
+
+
+@pytest.mark.parametrize("name", HUNGRY)
+def test_a_template_gets_little_memory_and_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_sandbox, "TIME_LIMIT", 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RefusedError, match="chat template: ") as error:
+        chat_pieces(HUNGRY[name] + "{% for m in messages %}{{ m.content }}{% endfor %}", SPEC)
+    assert len(str(error.value)) < 2000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_a_template_that_needs_an_undefined_variable_is_refused() -> None:
+    with pytest.raises(RefusedError, match="'x' is undefined"):
+        chat_pieces("{{ x * 10**9 }}", SPEC)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "ends"),
+    [("<|im_end|>", [0, 2]), ("\n<|im_end|>\n<|im_start|>", [0, 2]), ("<|endoftext|>", [0]), ("\n\n", [0])],
+)
+def test_generation_ends_where_the_template_ends_an_answer(suffix: str, ends: list[int]) -> None:
+    template = "{% for m in messages %}" + f"[{{{{ m.role }}}}]{{{{ m.content }}}}{suffix}" + "{% endfor %}"
+    spec = with_turn_end(dataclasses.replace(SPEC, eos_ids=[0]), template)
+    assert (spec.eos_ids, spec.eos_token) == (ends, 0)
+
+
 def test_eos_token_needs_one_end_token() -> None:
-    with pytest.raises(RefusedError, match="eos_token, of which the tokenizer has 2"):
+    with pytest.raises(RefusedError, match="eos_token, and the tokenizer has none or several"):
         chat_pieces(PLAIN_TEMPLATE, dataclasses.replace(SPEC, eos_ids=[0, 2]))
+    named = dataclasses.replace(SPEC, eos_ids=[0, 2], eos_token_id=2)
+    assert chat_pieces(PLAIN_TEMPLATE, named) == chat_pieces(PLAIN_TEMPLATE, SPEC)
 
 
 def test_arguments() -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import re
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +22,9 @@ import tiny
 from gguf import GGMLQuantizationType as Quantization
 from hypothesis import given
 from hypothesis import strategies as st
+from mxdraft.bundle import Bundle
+from mxdraft.bundle.chat import read_chat
+from mxdraft.bundle.tokenizer import read_tokenizer
 from mxdraft.checkpoint import (
     BYTE_ALPHABET,
     Checkpoint,
@@ -24,10 +32,13 @@ from mxdraft.checkpoint import (
     check_checkpoint,
     check_config,
     expected_tensors,
+    gguf_file,
     load_checkpoint,
     tokenizer_json,
 )
-from mxdraft.errors import RefusedError
+from mxdraft.errors import RefusedError, TransferError
+from mxdraft.export import export_model
+from mxdraft.pack import pack
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -43,7 +54,7 @@ def small() -> Checkpoint:
 def assert_same(loaded: Checkpoint, original: Checkpoint) -> None:
     """Everything but the source is equal, tensors bit for bit."""
     assert loaded.config == original.config
-    assert loaded.tokenizer == original.tokenizer
+    assert replace(loaded.tokenizer, eos_token_id=None) == original.tokenizer
     assert loaded.chat_template == original.chat_template
     assert loaded.tensors.keys() == original.tensors.keys()
     for name, tensor in original.tensors.items():
@@ -289,9 +300,148 @@ def test_chat_template_file_comes_first(directory: Path) -> None:
     assert load_checkpoint(directory).chat_template is None
 
 
-def test_generation_config_decides_the_end(directory: Path) -> None:
-    (directory / "generation_config.json").write_text('{"eos_token_id": 2}', encoding="utf-8")
-    assert load_checkpoint(directory).tokenizer.eos_ids == [2]
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "settings", "ends", "eos_token"),
+    [
+        (0, None, {}, [0], 0),
+        (0, 2, {}, [0, 2], None),
+        (None, [2, 0], {}, [0, 2], None),
+        (0, None, {"eos_token": "<|im_end|>"}, [0, 2], 2),
+        ([0, 2], 2, {"eos_token": {"content": "<|im_end|>", "lstrip": False}}, [0, 2], 2),
+        (None, None, {"eos_token": "<|im_end|>"}, [2], 2),
+        (2, None, {"eos_token": None}, [2], 2),
+        (None, None, {}, [], None),
+    ],
+)
+def test_end_tokens_are_all_that_any_file_names(
+    directory: Path, config: Any, generation: Any, settings: dict[str, Any], ends: list[int], eos_token: Any
+) -> None:
+    edit(directory / "config.json", lambda c: c.update(eos_token_id=config))
+    if generation is not None:
+        write_json(directory / "generation_config.json", {"eos_token_id": generation})
+    edit(directory / "tokenizer_config.json", lambda c: c.update(settings))
+    spec = load_checkpoint(directory).tokenizer
+    assert (spec.eos_ids, spec.eos_token) == (ends, eos_token)
+
+
+def test_bos_is_what_the_tokenizer_says(directory: Path) -> None:
+    edit(directory / "config.json", lambda c: c.update(bos_token_id=0))
+    write_json(directory / "generation_config.json", {"bos_token_id": None})
+    assert load_checkpoint(directory).tokenizer.bos_id == 0
+    write_json(directory / "generation_config.json", {"bos_token_id": 2})
+    assert load_checkpoint(directory).tokenizer.bos_id == 2
+    edit(directory / "tokenizer_config.json", lambda c: c.update(bos_token="<|im_start|>"))
+    assert load_checkpoint(directory).tokenizer.bos_id == 1
+
+
+@pytest.mark.parametrize("key", ["bos_token", "eos_token"])
+@pytest.mark.parametrize("value", ["</s>", "\u0120the", 2, ["<|im_end|>"], {"content": 2}])
+def test_names_of_no_control_token_are_refused(directory: Path, key: str, value: Any) -> None:
+    edit(directory / "tokenizer_config.json", lambda c: c.update({key: value}))
+    with pytest.raises(RefusedError, match=f"{key} .* is no control token"):
+        load_checkpoint(directory)
+
+
+def test_export_stops_where_the_template_ends_an_answer(
+    tmp_path: Path, directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A fine-tune whose config.json still has the end token of its base model."""
+    edit(directory / "config.json", lambda c: c.update(eos_token_id=0))
+    run_command("export", directory, "-o", tmp_path / "o")
+    assert "generation ends at: 0 <|endoftext|>, 2 <|im_end|>" in capfd.readouterr().err
+    written = json.loads((tmp_path / "o" / "generation_config.json").read_text(encoding="utf-8"))
+    assert written == {"bos_token_id": 1, "eos_token_id": [0, 2], "eos_token": "<|endoftext|>"}
+    pack(tmp_path / "o", tmp_path / "b.mxb")
+    section = Bundle.open(tmp_path / "b.mxb").section("tokenizer").tobytes()
+    assert read_tokenizer(section, 500).eos_ids == [0, 2]
+
+
+def test_a_template_gets_the_eos_token_that_the_tokenizer_names(tmp_path: Path, directory: Path) -> None:
+    """The template's answers end with <|im_end|>, by its name, although config.json has another end."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    edit(directory / "config.json", lambda c: c.update(eos_token_id=0))
+    edit(directory / "tokenizer_config.json", lambda c: c.update(eos_token="<|im_end|>"))
+    export_model(load_checkpoint(directory), tmp_path / "o")
+    pack(tmp_path / "o", tmp_path / "b.mxb")
+    pieces = read_chat(Bundle.open(tmp_path / "b.mxb").section("chat").tobytes(), 500)
+    assert pieces.roles["assistant"] == ((1, "assistant\n"), (2,))
+
+
+ROPE = {"rope_type": "default", "rope_theta": 20000.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "theta"),
+    [
+        ({"rope_parameters": ROPE, "rope_theta": None}, 20000.0),
+        ({"rope_parameters": ROPE, "rope_theta": 20000}, 20000.0),
+        ({"rope_parameters": ROPE, "rope_scaling": {"type": "default"}, "rope_theta": None}, 20000.0),
+        ({"rope_parameters": {}, "rope_scaling": None, "rope_theta": 5.0}, 5.0),
+        ({"rope_scaling": {"type": None, "factor": None, "rope_theta": 7.0}, "rope_theta": None}, 7.0),
+        ({"rope_parameters": ROPE}, "rope_theta is 20000.0 in rope_parameters, elsewhere 10000.0"),
+        (
+            {"rope_parameters": ROPE, "rope_scaling": {"type": "linear", "factor": 2}},
+            "in rope_scaling is not",
+        ),
+        ({"rope_parameters": ROPE, "rope_scaling": {"rope_type": "yarn"}}, "yarn.* in rope_scaling is not"),
+        (
+            {"rope_parameters": ROPE, "rope_scaling": {"rope_theta": 3.0}, "rope_theta": None},
+            "rope_theta is 20000.0 in rope_parameters, elsewhere 3.0",
+        ),
+        ({"rope_scaling": {"type": "default", "rope_type": "llama3"}}, "llama3.* in rope_scaling is not"),
+        ({"rope_scaling": {"type": "default", "factor": 8.0}}, "factor.* in rope_scaling is not"),
+        ({"rope_parameters": {"full_attention": ROPE}}, "full_attention.* in rope_parameters is not"),
+        ({"rope_parameters": {"hidden_size": 32}}, "hidden_size.* in rope_parameters is not"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+    ],
+)
+def test_rope_settings_in_two_places_agree_or_are_refused(
+    directory: Path, change: dict[str, Any], theta: Any
+) -> None:
+    edit(directory / "config.json", lambda c: c.update(change))
+    if isinstance(theta, float):
+        assert load_checkpoint(directory).config.rope_theta == theta
+    else:
+        with pytest.raises(RefusedError, match=theta):
+            load_checkpoint(directory)
+
+
+CHAT = "<|im_start|>user\nhi there<|im_end|>\n<|im_start|>assistant\n \n"
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+@pytest.mark.parametrize("token", [0, 1, 2])
+def test_added_tokens_that_cut_the_text_in_another_way_are_refused(
+    directory: Path, small: Checkpoint, flag: str, token: int
+) -> None:
+    edit(directory / "tokenizer.json", lambda t: t["added_tokens"][token].update({flag: True}))
+    with pytest.raises(RefusedError, match=f"tokenizer.json: added token .* has {flag}"):
+        load_checkpoint(directory)
+    tiny.save_huggingface(small, directory)
+    decoder = {str(token): {"content": small.tokenizer.tokens[token], flag: True}}
+    edit(directory / "tokenizer_config.json", lambda c: c.update(added_tokens_decoder=decoder))
+    with pytest.raises(RefusedError, match=f"tokenizer_config.json: added token .* has {flag}"):
+        load_checkpoint(directory)
+
+
+def test_the_flags_refused_are_those_that_change_ids(directory: Path, small: Checkpoint) -> None:
+    plain = Tokenizer.from_str(tokenizer_json(small.tokenizer)).encode(CHAT).ids
+    for flag, changes in {"lstrip": True, "rstrip": True, "single_word": True, "normalized": False}.items():
+        raw = json.loads(tokenizer_json(small.tokenizer))
+        for token in raw["added_tokens"]:
+            token[flag] = True
+        assert (Tokenizer.from_str(json.dumps(raw)).encode(CHAT).ids != plain) == changes, flag
+    edit(directory / "tokenizer.json", lambda t: [a.update(normalized=True) for a in t["added_tokens"]])
+    assert load_checkpoint(directory).tokenizer == small.tokenizer
 
 
 @pytest.mark.parametrize("as_text", [True, False])
@@ -389,10 +539,43 @@ def test_missing_files_are_named(directory: Path, name: str) -> None:
         load_checkpoint(directory)
 
 
-@pytest.mark.parametrize("text", [b"{", b"\xff", b"[1]", b"[" * 100_000, b""])
-def test_files_that_are_not_json_objects(directory: Path, text: bytes) -> None:
-    (directory / "config.json").write_bytes(text)
-    with pytest.raises(RefusedError, match=r"config\.json"):
+NOT_JSON = [
+    *(b"{", b"\xff", b"[1]", b"[" * 100_000, b"", b'{"a": "\\ud800"}', b'{"a": 1, "a": 2}'),
+    b'{"a": ' + b"[" * 80 + b"]" * 80 + b"}",
+]
+
+
+@pytest.mark.parametrize("text", NOT_JSON)
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
+def test_files_that_are_not_json_objects(directory: Path, name: str, text: bytes) -> None:
+    (directory / name).write_bytes(text)
+    with pytest.raises(RefusedError, match=rf"model: {name} is not a JSON object"):
+        load_checkpoint(directory)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"]
+)
+def test_pipes_in_the_place_of_files_do_not_block(directory: Path, name: str) -> None:
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+    with pytest.raises(TransferError, match="not a regular file"):
+        load_checkpoint(directory)
+
+
+def test_a_folder_of_links_is_read(directory: Path, tmp_path: Path, small: Checkpoint) -> None:
+    """As Hugging Face's cache is."""
+    (tmp_path / "links").mkdir()
+    for path in directory.iterdir():
+        (tmp_path / "links" / path.name).symlink_to(path)
+    assert_same(load_checkpoint(tmp_path / "links"), small)
+
+
+def test_a_template_that_is_not_utf8_is_refused(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(RefusedError, match=r"chat_template\.jinja is not a UTF-8 text"):
         load_checkpoint(directory)
 
 
@@ -763,7 +946,51 @@ def test_gguf_cut_anywhere_in_its_header_is_refused(tmp_path: Path, small: Check
             load_checkpoint(path)
 
 
+def test_gguf_end_tokens(tmp_path: Path, small: Checkpoint) -> None:
+    path = save_gguf(small, tmp_path / "t.gguf", metadata={"tokenizer.ggml.eom_token_id": 1})
+    spec = load_checkpoint(path).tokenizer
+    assert (spec.eos_ids, spec.eos_token) == ([0, 1, 2], 2)
+
+
+def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.gguf"
+    path.write_bytes(b"GGUF" + U32(3) + U64(0) + U64(1) + U64(1) + b"a" + U32(9) + U32(7) + U64(1 << 32))
+    os.truncate(path, (1 << 32) + 100)
+    with pytest.raises(RefusedError, match="header is larger than 64 MiB"):
+        gguf_file._read_header(mapped(path))
+
+
+def mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def test_names_in_a_file_do_not_reach_the_terminal_as_they_are(
+    tmp_path: Path, small: Checkpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07\x9b31m"
+    for metadata in ({f"llama.{evil}": 1}, {"general.architecture": evil}, {"tokenizer.ggml.pre": evil}):
+        path = save_gguf(small, tmp_path / "t.gguf", metadata=metadata)
+        run_command("export", path, "-o", tmp_path / "o", code=3)
+        err = capfd.readouterr().err
+        assert "\\x1b" in err
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", err)
+
+
 # ---- dispatch ----
+
+
+def test_special_files_do_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "zero.gguf").symlink_to("/dev/zero")
+    for name in ("pipe.gguf", "zero.gguf"):
+        with pytest.raises(TransferError, match="not a regular file"):
+            load_checkpoint(tmp_path / name)
+
+
+def run_command(*args: str | Path, code: int = 0) -> None:
+    done = subprocess.run([sys.executable, "-m", "mxdraft.cli", *args], check=False)
+    assert done.returncode == code
 
 
 def test_other_paths_are_refused(tmp_path: Path) -> None:

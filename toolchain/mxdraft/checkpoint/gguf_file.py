@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config
 from mxdraft.checkpoint.tokenizer import PreTokenizer, TokenizerSpec
 from mxdraft.errors import RefusedError
+from mxdraft.files import as_text, open_regular, parsing
 
 _T = TypeVar("_T")
 
@@ -56,6 +57,8 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
+_MAX_HEADER = 64 << 20  # bytes; as Python objects they take up to nine times as many
+
 _PRE_TOKENIZERS: dict[str, PreTokenizer] = {"gpt-2": "gpt2", "smollm": "smollm"}
 _TOKEN_NORMAL, _TOKEN_CONTROL = 1, 3
 
@@ -82,12 +85,13 @@ _SETTINGS: dict[str, Any] = {
 
 
 def load_gguf(path: Path) -> Checkpoint:
-    """Read a GGUF file, dequantized to f32. Raises RefusedError (messages without the path), OSError."""
-    with path.open("rb") as file:
+    """Read a GGUF file, dequantized to f32. Raises RefusedError; TransferError if it cannot be read."""
+    with open_regular(path) as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if file.seek(0, 2) == 0:
-            raise RefusedError("the file is empty")
+            raise RefusedError(f"{path}: the file is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with parsing(path, "GGUF file that can be read"):
         metadata, infos, base = _read_header(data)
         config = _config(metadata, infos)
         checkpoint = Checkpoint(
@@ -95,11 +99,11 @@ def load_gguf(path: Path) -> Checkpoint:
             tensors={_name(info.name): _tensor(data, base, info, config) for info in infos},
             tokenizer=_tokenizer(metadata),
             chat_template=_optional(metadata, "tokenizer.chat_template", str),
-            source=f"{_optional(metadata, 'general.name', str) or 'unnamed model'} ({path.name})",
+            source=f"{_optional(metadata, 'general.name', str) or 'unnamed model'} ({as_text(path.name)})",
             source_sha256=sha256,
         )
-    check_checkpoint(checkpoint)
-    return checkpoint
+        check_checkpoint(checkpoint)
+        return checkpoint
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class _TensorInfo:
 
 
 class _Reader:
-    """Reads values in order and refuses to read past the end."""
+    """Reads values in order; refuses to read past the end, and headers that would fill the memory."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -122,6 +126,8 @@ class _Reader:
         end = self.offset + count
         if end > len(self._data):
             raise RefusedError(f"the header at byte {self.offset} runs past the end of the file: truncated")
+        if end > _MAX_HEADER:
+            raise RefusedError(f"the header is larger than {_MAX_HEADER >> 20} MiB")
         piece = self._data[self.offset : end]
         self.offset = end
         return piece
@@ -266,7 +272,8 @@ def _name(name: str) -> str:
 def _tensor(data: mmap.mmap, base: int, info: _TensorInfo, config: ModelConfig) -> NDArray[np.float32]:
     rows = np.frombuffer(data, np.uint8, info.nbytes, base + info.offset).reshape(*info.shape[:-1], -1)
     try:
-        values = gguf.dequantize(rows, info.type)
+        with np.errstate(all="ignore"):  # what is not finite is refused by name later
+            values = gguf.dequantize(rows, info.type)
     except NotImplementedError:
         raise RefusedError(f"tensor {info.name} has type {info.type.name}, which cannot be decoded") from None
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(info.name.split(".")[-2])
@@ -305,16 +312,18 @@ def _tokenizer(metadata: dict[str, Any]) -> TokenizerSpec:
         if not left or not right:
             raise RefusedError(f"tokenizer: merge {rank} {merge!r} is not two tokens")
         merges.append((left, right))
-    eos_keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    eos_ids = {_optional(metadata, key, int) for key in eos_keys}
-    return TokenizerSpec(
+    eos_id, *others = (
+        _optional(metadata, f"tokenizer.ggml.{kind}_token_id", int) for kind in ("eos", "eot", "eom")
+    )
+    spec = TokenizerSpec(
         tokens=tokens,
         merges=merges,
         special_ids=[i for i, kind in enumerate(types) if kind == _TOKEN_CONTROL],
         bos_id=_optional(metadata, "tokenizer.ggml.bos_token_id", int),
-        eos_ids=sorted(i for i in eos_ids if i is not None),
+        eos_ids=sorted({i for i in others if i is not None}),
         pre_tokenizer=_PRE_TOKENIZERS[pre],
     )
+    return spec if eos_id is None else spec.with_end(eos_id, eos_token=eos_id)
 
 
 def _strings(metadata: dict[str, Any], key: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +16,50 @@ from numpy.typing import NDArray
 from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config
 from mxdraft.checkpoint.tokenizer import PRE_TOKENIZERS, PreTokenizer, TokenizerSpec
 from mxdraft.errors import RefusedError
+from mxdraft.files import as_text, parse_json_object, parsing, read_file
 
 _INDEX = "model.safetensors.index.json"
+_JSON_LIMIT, _TOKENIZER_LIMIT, _WEIGHTS_LIMIT = 16 << 20, 64 << 20, 1 << 40  # bytes of a file
+_ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
+# What tokenizers can be told about an added token that changes where the text around it is cut.
+_CUTTING_FLAGS = ("lstrip", "rstrip", "single_word")
 
 
 def load_huggingface(directory: Path) -> Checkpoint:
     """Read a model directory; f16 and bf16 weights become f32 exactly.
 
     ``source_sha256`` is that of the lines ``sha256  name`` (as sha256sum prints them), sorted by name, of
-    all files read. Raises RefusedError (messages without the directory's path), OSError.
+    all files read.
+
+    End tokens are all that any file names, for what a fine-tune forgot to change in one of them is the base
+    model's. Raises RefusedError; TransferError if a file cannot be read.
     """
     files = _Files(directory)
-    raw_config = files.json("config.json")
-    config = _config(raw_config)
-    tensors = _tensors(files)
-    template = files.text("chat_template.jinja") if files.has("chat_template.jinja") else None
-    if template is None and files.has("tokenizer_config.json"):
-        template = files.json("tokenizer_config.json").get("chat_template")
-        if not isinstance(template, str | None):
-            raise RefusedError(
-                "tokenizer_config.json: chat_template must be one text; keep only the default one"
-            )
-    special = raw_config
-    if files.has("generation_config.json"):
-        generation = files.json("generation_config.json")
-        special = special | {key: value for key, value in generation.items() if value is not None}
-    checkpoint = Checkpoint(
-        config=config,
-        tensors=tensors,
-        tokenizer=tokenizer_spec(files.json("tokenizer.json"), special),
-        chat_template=template,
-        source=f"Hugging Face directory {directory.name}",
-        source_sha256=files.sha256(),
-    )
-    check_checkpoint(checkpoint)
-    return checkpoint
+    with parsing(directory, "Hugging Face model that can be read"):
+        raw_config = files.json("config.json")
+        config = _config(raw_config)
+        tensors = _tensors(files)
+        settings = files.json("tokenizer_config.json") if files.has("tokenizer_config.json") else {}
+        if files.has("chat_template.jinja"):
+            template: str | None = files.text("chat_template.jinja")
+        else:
+            template = settings.get("chat_template")
+            if not isinstance(template, str | None):
+                raise RefusedError(
+                    "tokenizer_config.json: chat_template must be one text; keep only the default one"
+                )
+        generation = files.json("generation_config.json") if files.has("generation_config.json") else {}
+        spec = tokenizer_spec(files.json("tokenizer.json", _TOKENIZER_LIMIT), raw_config, generation)
+        checkpoint = Checkpoint(
+            config=config,
+            tensors=tensors,
+            tokenizer=_with_settings(spec, settings),
+            chat_template=template,
+            source=f"Hugging Face directory {as_text(directory.name)}",
+            source_sha256=files.sha256(),
+        )
+        check_checkpoint(checkpoint)
+        return checkpoint
 
 
 class _Files:
@@ -62,28 +72,21 @@ class _Files:
     def has(self, name: str) -> bool:
         return (self._directory / name).exists()
 
-    def bytes(self, name: str) -> bytes:
-        try:
-            data = (self._directory / name).read_bytes()
-        except FileNotFoundError:
-            raise RefusedError(f"{name} is missing") from None
+    def bytes(self, name: str, limit: int = _JSON_LIMIT) -> bytes:
+        if not self.has(name):
+            raise RefusedError(f"{name} is missing")
+        data = read_file(self._directory / name, limit)
         self._digests[name] = hashlib.sha256(data).hexdigest()
         return data
 
     def text(self, name: str) -> str:
-        try:
+        with parsing(name, "UTF-8 text"):
             return self.bytes(name).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise RefusedError(f"{name} is not UTF-8: {error}") from None
 
-    def json(self, name: str) -> dict[str, Any]:
-        try:
-            value = json.loads(self.text(name))
-        except (ValueError, RecursionError) as error:
-            raise RefusedError(f"{name} is not JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise RefusedError(f"{name} holds no JSON object")
-        return value
+    def json(self, name: str, limit: int = _JSON_LIMIT) -> dict[str, Any]:
+        data = self.bytes(name, limit)
+        with parsing(name, "JSON object"):
+            return parse_json_object(data)
 
     def sha256(self) -> str:
         lines = "".join(f"{self._digests[name]}  {name}\n" for name in sorted(self._digests))
@@ -95,11 +98,7 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
         raise RefusedError(
             f"config.json: model_type {raw.get('model_type')!r} is not supported; only 'llama' is"
         )
-    # Since transformers 5, rope_parameters holds what rope_scaling and rope_theta held.
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise RefusedError(f"config.json: RoPE scaling {rope!r} is not supported; only unscaled RoPE is")
-    raw = raw | rope
+    raw = raw | _rope(raw)
     # The value that gives the arithmetic mxdraft does; a key left out means the same.
     for key, supported in {
         "hidden_act": "silu",
@@ -129,6 +128,30 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
     )
     check_config(config)
     return config
+
+
+def _rope(raw: dict[str, Any]) -> dict[str, Any]:
+    """The settings of unscaled RoPE, wherever they are: since transformers 5, ``rope_parameters`` holds what
+    ``rope_scaling`` and keys of their own held. Raises RefusedError if two places differ."""
+    found: dict[str, Any] = {}
+    for place in ("rope_scaling", "rope_parameters"):
+        rope = raw.get(place) or {}
+        if (
+            not isinstance(rope, dict)
+            or any(rope.get(key) not in (None, "default") for key in ("type", "rope_type"))
+            or any(rope[key] is not None and key not in (*_ROPE_KEYS, "type", "rope_type") for key in rope)
+        ):
+            raise RefusedError(
+                f"config.json: RoPE scaling {rope!r} in {place} is not supported; only unscaled RoPE is"
+            )
+        for key in _ROPE_KEYS:
+            here, elsewhere = rope.get(key), found.get(key, raw.get(key))
+            if None not in (here, elsewhere) and here != elsewhere:
+                raise RefusedError(
+                    f"config.json: {key} is {here!r} in {place}, elsewhere {elsewhere!r}; keep the right one"
+                )
+            found[key] = elsewhere if here is None else here
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _integer(raw: dict[str, Any], key: str, default: int | None = None) -> int:
@@ -173,7 +196,7 @@ def _tensors(files: _Files) -> dict[str, NDArray[np.float32]]:
 def _read_safetensors(files: _Files, name: str) -> dict[str, NDArray[np.float32]]:
     try:
         # Checks lengths, dtypes and that the tensors cover the data without gap or overlap.
-        entries = safetensors.deserialize(files.bytes(name))  # type: ignore[no-untyped-call]
+        entries = safetensors.deserialize(files.bytes(name, _WEIGHTS_LIMIT))  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise RefusedError(f"{name} is damaged, download it again: {error}") from None
     return {tensor: _to_f32(f"{name}: tensor {tensor}", entry) for tensor, entry in entries}
@@ -192,8 +215,9 @@ def _to_f32(where: str, entry: dict[str, Any]) -> NDArray[np.float32]:
     raise RefusedError(f"{where} has dtype {dtype}; supported are F32, F16 and BF16")
 
 
-def tokenizer_spec(raw: dict[str, Any], special: dict[str, Any]) -> TokenizerSpec:
-    """The tokenizer of a ``tokenizer.json``, with the ids that config.json or generation_config.json gives.
+def tokenizer_spec(raw: dict[str, Any], *configs: dict[str, Any]) -> TokenizerSpec:
+    """The tokenizer of a ``tokenizer.json``, with the ids that config.json and generation_config.json give:
+    the last one's bos, and all their end tokens.
 
     Raises RefusedError if it is none that mxdraft runs.
     """
@@ -222,15 +246,47 @@ def tokenizer_spec(raw: dict[str, Any], special: dict[str, Any]) -> TokenizerSpe
         raise RefusedError("tokenizer.json: only the decoder ByteLevel is supported")
 
     tokens, special_ids = _tokens(model.get("vocab"), raw.get("added_tokens", []))
-    bos = _ids(special, "bos_token_id")
+    bos = [_ids(config, "bos_token_id") for config in configs]
     return TokenizerSpec(
         tokens=tokens,
         merges=_merges(model.get("merges")),
         special_ids=special_ids,
-        bos_id=bos[0] if bos else None,
-        eos_ids=_ids(special, "eos_token_id"),
+        bos_id=next((ids[0] for ids in reversed(bos) if ids), None),
+        eos_ids=sorted({i for config in configs for i in _ids(config, "eos_token_id")}),
         pre_tokenizer=_pre_tokenizer(raw.get("pre_tokenizer")),
     )
+
+
+def _with_settings(spec: TokenizerSpec, settings: dict[str, Any]) -> TokenizerSpec:
+    """``spec`` with what tokenizer_config.json says about its control tokens. Raises RefusedError."""
+    decoder = settings.get("added_tokens_decoder") or {}
+    for token in decoder.values():
+        _check_added(token, "tokenizer_config.json")
+    bos, eos = (named_token(spec, settings.get(key), key) for key in ("bos_token", "eos_token"))
+    if bos is not None:
+        spec = replace(spec, bos_id=bos)
+    return spec if eos is None else spec.with_end(eos, eos_token=eos)
+
+
+def named_token(spec: TokenizerSpec, value: Any, key: str) -> int | None:
+    """The id of the control token that a setting ``key`` names. Raises RefusedError if there is none."""
+    name = value.get("content") if isinstance(value, dict) else value
+    if name is None or name == "":
+        return None
+    ids = [i for i in spec.special_ids if spec.tokens[i] == name]
+    if not ids:
+        raise RefusedError(f"{key} {name!r} is no control token of tokenizer.json")
+    return ids[0]
+
+
+def _check_added(token: Any, where: str) -> None:
+    """Refuse an added token around which Hugging Face's tokenizers cut the text in another way."""
+    for flag in _CUTTING_FLAGS:
+        if isinstance(token, dict) and token.get(flag):
+            raise RefusedError(
+                f"{where}: added token {token.get('content')!r} has {flag}, which is not supported: "
+                "the text around it would get other ids"
+            )
 
 
 def _tokens(vocab: Any, added: Any) -> tuple[list[str], list[int]]:
@@ -252,6 +308,7 @@ def _tokens(vocab: Any, added: Any) -> tuple[list[str], list[int]]:
             raise RefusedError(
                 f"tokenizer.json: added token {content!r} is not special, which is not supported"
             )
+        _check_added(token, "tokenizer.json")
         special_ids.append(i)
     by_id = {i: token for token, i in ids.items() if type(i) is int}
     if len(by_id) != len(ids) or set(by_id) != set(range(len(ids))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mxdraft.errors import RefusedError
@@ -46,7 +46,8 @@ class TokenizerSpec:
     ``tokens``: text of each id, in GPT-2's byte-level alphabet, except that control tokens are plain text;
     ``merges``: pairs in order of rank; ``special_ids``: control tokens, ascending; ``bos_id``: only
     declared, never added to plain text; ``eos_ids``: tokens that end generation, ascending, among
-    ``special_ids``; ``pre_tokenizer``: ``gpt2`` (GPT-2's regular expression) or ``smollm`` (the same, after
+    ``special_ids``; ``eos_token_id``: which of several a chat template calls ``eos_token``, None if that is
+    not known; ``pre_tokenizer``: ``gpt2`` (GPT-2's regular expression) or ``smollm`` (the same, after
     every digit has been split off). There is no unknown token: a byte that has no token is dropped, as
     Hugging Face and llama.cpp do.
     """
@@ -57,6 +58,7 @@ class TokenizerSpec:
     bos_id: int | None
     eos_ids: list[int]
     pre_tokenizer: PreTokenizer
+    eos_token_id: int | None = None
 
     def token_bytes(self) -> list[bytes]:
         """The bytes that each id stands for; of control tokens, the bytes of their names."""
@@ -66,6 +68,17 @@ class TokenizerSpec:
             for i, token in enumerate(self.tokens)
         ]
 
+    @property
+    def eos_token(self) -> int | None:
+        """The token that a chat template calls ``eos_token``; None if that is not known."""
+        return self.eos_ids[0] if len(self.eos_ids) == 1 else self.eos_token_id
+
+    def with_end(self, i: int, eos_token: int | None = None) -> TokenizerSpec:
+        """The same with ``i`` among the end tokens; ``eos_token`` tells which of them is called that."""
+        eos_ids = sorted({*self.eos_ids, i})
+        known = self.eos_token if eos_token is None else eos_token
+        return replace(self, eos_ids=eos_ids, eos_token_id=known if len(eos_ids) > 1 else None)
+
 
 def check_tokenizer(spec: TokenizerSpec) -> None:
     """Raise RefusedError unless BPE over ``spec`` is well defined and can never make a control token."""
@@ -73,7 +86,7 @@ def check_tokenizer(spec: TokenizerSpec) -> None:
     if len(set(spec.tokens)) != count:
         twice = Counter(spec.tokens).most_common(1)[0][0]
         raise RefusedError(f"tokenizer: token {twice!r} has two ids; every token must have one")
-    ids = [*spec.special_ids, *spec.eos_ids, *([] if spec.bos_id is None else [spec.bos_id])]
+    ids = [*spec.special_ids, *spec.eos_ids, *(i for i in (spec.bos_id, spec.eos_token_id) if i is not None)]
     for i in ids:
         if not 0 <= i < count:
             raise RefusedError(f"tokenizer: special token id {i} is outside the vocabulary of {count} tokens")

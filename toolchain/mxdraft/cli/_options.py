@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack, get_args
 import click
 
 from mxdraft.cli._terminal import note, printable
-from mxdraft.errors import TransferError, UsageError
+from mxdraft.errors import TransferError
 from mxdraft.files import default_cache
 from mxdraft.runtime import (
     KV,
@@ -181,7 +181,7 @@ def know_costs(engine: Engine) -> None:
     """Tell the engine what steps cost on this machine, from the user's cache or measured now: draft lengths
     rest on it."""
     cache = None
-    with contextlib.suppress(OSError, UsageError):  # no home; what cannot be kept is measured each time
+    with contextlib.suppress(OSError, TransferError):  # no home; what cannot be kept is measured each time
         cache = default_cache()
         cache.mkdir(parents=True, exist_ok=True)
     if cache is None or not engine.load_costs(cache):

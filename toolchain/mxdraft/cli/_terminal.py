@@ -67,12 +67,23 @@ def tell(data: bytes) -> None:
 
 def note(line: str) -> None:
     """Write a line to stderr, as ``tell`` does."""
-    tell(f"{line}\n".encode("utf-8", "surrogateescape"))
+    tell(terminal_bytes(f"{line}\n"))
 
 
 def printable(text: str) -> str:
     """Return a text from a file or command line with control characters as \\xNN."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def terminal_bytes(text: str) -> bytes:
+    """``text`` as a terminal may get it, whoever wrote it: control characters, but line feed and tab, are
+    spelled ``\\xNN``. Bytes that ``surrogateescape`` kept stay; half a surrogate pair is spelled, too."""
+    spelled = re.sub(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]",
+        lambda match: ascii(match[0])[1:-1].replace("\\r", "\\x0d"),
+        text,
+    )
+    return spelled.encode("utf-8", "surrogateescape")
 
 
 class Output(io.RawIOBase):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mxdraft.cli._options import PATH, word_option
-from mxdraft.cli._terminal import print_line
+from mxdraft.cli._terminal import emit, note, print_line, terminal_bytes
 from mxdraft.runtime import Engine, Model
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def fetch(name: str, cache: Path | None, no_progress: bool) -> None:
     """Get a model's weights, checked against their hash, and print the path of the file."""
     from mxdraft.checkpoint.fetch import fetch as fetch_model
 
-    print_line(fetch_model(name, cache, progress=not no_progress))
+    _print_path(fetch_model(name, cache, progress=not no_progress))
 
 
 @click.command(epilog="Example: mxdraft export model.gguf -o build/smollm2-135m")
@@ -39,18 +40,22 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
     SOURCE is a .gguf file or a directory with a Hugging Face model.
     """
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.export import export_drafter, export_model
+    from mxdraft.export.directory import complete_tokenizer, export_model
+    from mxdraft.export.graph import FEATURES_FILE, STEP_FILE
     from mxdraft.train.delta import apply_delta
     from mxdraft.train.drafter import load_drafter
 
     checkpoint = load_checkpoint(source)
     trained = None if delta is None else apply_delta(delta, checkpoint)
     drafting = None if drafter is None else load_drafter(drafter, checkpoint.config)
-    paths = list(export_model(checkpoint, directory, rule, trained).values())
+    tokenizer = complete_tokenizer(checkpoint)
+    ends = ", ".join(f"{i} {tokenizer.tokens[i]}" for i in tokenizer.eos_ids)
+    note(f"generation ends at: {ends or 'no token; it goes on until the context is full'}")
+    paths = list(export_model(checkpoint, directory, rule, trained, drafting).values())
     if drafting is not None:
-        paths += export_drafter(drafting, directory).values()
+        paths += [directory / name for name in (FEATURES_FILE, STEP_FILE)]
     for path in paths:
-        print_line(path)
+        _print_path(path)
 
 
 @click.command(epilog="Example: mxdraft pack build/smollm2-135m -o build/smollm2-135m.mxb")
@@ -58,12 +63,13 @@ def export(source: Path, directory: Path, delta: Path | None, drafter: Path | No
 @click.option("-o", "bundle", metavar="BUNDLE", type=PATH, required=True, help="File to write.")
 @click.option("--text", metavar="FILE", type=PATH, help="Text (.npz) to count n-grams in, for drafting.")
 @click.option("--schedule", metavar="FILE", type=PATH, help="Settings (.toml) from mxdraft calibrate.")
-def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None) -> None:
+@click.option("--base-only", is_flag=True, help="Leave the residual plane, and full precision, out.")
+def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None, base_only: bool) -> None:
     """Make a bundle of the ONNX files in DIRECTORY, with golden digests computed by the runtime."""
     from mxdraft.pack import pack as pack_bundle
 
-    pack_bundle(directory, bundle, digest=_golden_digests, text=text, schedule=schedule)
-    print_line(bundle)
+    pack_bundle(directory, bundle, None, _golden_digests, text, schedule, residual=not base_only)
+    _print_path(bundle)
 
 
 @click.command(epilog="Example: mxdraft inspect build/smollm2-135m.mxb --json")
@@ -104,7 +110,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
         for t in report["tensors"]
     ]
     lines += ["", "PROVENANCE", json.dumps(report["provenance"], indent=1)]
-    print_line("\n".join(lines))
+    emit(terminal_bytes("\n".join(lines)) + b"\n")
 
 
 def _golden_digests(bundle: Path) -> tuple[str, str | None]:
@@ -115,3 +121,8 @@ def _golden_digests(bundle: Path) -> tuple[str, str | None]:
             return base, None
         with Engine(model, precision="full") as engine:
             return base, engine.verify().digest
+
+
+def _print_path(path: Path) -> None:
+    """Print a path for programs: its very bytes."""
+    emit(os.fsencode(path) + b"\n")

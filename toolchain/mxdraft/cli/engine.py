@@ -19,7 +19,7 @@ from mxdraft.cli._options import (
     whole,
     word_option,
 )
-from mxdraft.cli._terminal import Interrupt, emit, note, print_line, printable
+from mxdraft.cli._terminal import Interrupt, emit, note, print_line, printable, terminal_bytes
 from mxdraft.errors import NumericError, UsageError
 from mxdraft.files import replacing
 from mxdraft.runtime import Draft, EngineOptions, cpu_describe, default_threads, version
@@ -153,4 +153,4 @@ def info(bundle: str | None, cpu: bool) -> None:
                 f"provenance {printable(i.provenance)}",
                 plan_line(model.plan()),
             ]
-    print_line("\n".join(lines))
+    emit(terminal_bytes("\n".join(lines)) + b"\n")

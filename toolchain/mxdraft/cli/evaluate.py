@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
@@ -21,7 +20,7 @@ from mxdraft.cli._options import (
 )
 from mxdraft.cli._terminal import Interrupt, note, print_line
 from mxdraft.errors import RefusedError, UsageError
-from mxdraft.files import write_json
+from mxdraft.files import read_file, write_json
 from mxdraft.measure.acceptance import MeanInterval
 from mxdraft.runtime import Draft, Engine, EngineOptions, Model, Precision, Timeline
 
@@ -63,6 +62,7 @@ def quality(
     """KL divergence (nat), top-1 agreement and perplexity against the f32 teacher."""
     import numpy as np
 
+    from mxdraft.bundle import parse_provenance
     from mxdraft.checkpoint import load_checkpoint
     from mxdraft.checkpoint.fetch import fetch
     from mxdraft.checkpoint.reference import Teacher
@@ -71,14 +71,11 @@ def quality(
     for precision in precisions:
         if precision not in get_args(Precision) or precision == "auto":
             raise UsageError(f"--precision: '{precision}': expected base or full")
-    try:
-        content = text.read_bytes()
-    except OSError as error:
-        raise RefusedError(f"{text}: {error.strerror}") from error
+    content = read_file(text, 1 << 30)
     Interrupt()
     checkpoint = load_checkpoint(source or fetch("smollm2-135m"))
     with Model(bundle) as model:
-        recorded = json.loads(model.info.provenance)["source_sha256"]
+        recorded = parse_provenance(model.info.provenance).get("source_sha256")
         if recorded != checkpoint.source_sha256:
             raise RefusedError(
                 f"{bundle} was made of other weights (sha256 {recorded}): give them with --source"

@@ -94,6 +94,6 @@ def drafter(
 
     def tell(done: int, total: int) -> None:
         if sys.stderr.isatty():
-            note(f"\x1b[1A\x1b[2Kfeatures of {done}/{total} tokens new")
+            print(f"\x1b[1A\x1b[2Kfeatures of {done}/{total} tokens new", file=sys.stderr)
 
     train_drafter(recipe, Path(bundle), directory, output, tell)

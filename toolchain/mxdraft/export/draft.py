@@ -20,7 +20,7 @@ import onnx.helper
 from onnx import TensorProto
 
 from mxdraft.checkpoint import ModelConfig
-from mxdraft.errors import RefusedError, TransferError
+from mxdraft.errors import RefusedError
 from mxdraft.export.functions import DOMAIN
 from mxdraft.export.graph import (
     DATA_FILE,
@@ -33,9 +33,10 @@ from mxdraft.export.graph import (
     GraphMetadata,
     Metadata,
     initializer_names,
-    write_file,
+    parse_graph,
+    write_graph,
 )
-from mxdraft.files import replacing
+from mxdraft.files import parsing, read_file, replacing
 from mxdraft.train.drafter import TrainedDrafter
 
 
@@ -51,23 +52,17 @@ class DraftMetadata(GraphMetadata):
     files: dict[str, str]
 
 
-def export_drafter(drafter: TrainedDrafter, directory: Path) -> dict[str, Path]:
-    """Write both graphs next to the target's, which ``export_model`` wrote; returns their paths by name.
+def write_drafter(drafter: TrainedDrafter, directory: Path) -> dict[str, str]:
+    """Write both graphs next to the target's, which ``write_model`` wrote; returns the SHA-256 of each file.
 
     Raises RefusedError if the target there is another one than the drafter's, TransferError if a file cannot
     be read or written.
     """
     path = directory / MODEL_FILES["base"]
-    try:
-        base = onnx.load_model(path, load_external_data=False)
-    except OSError as error:
-        raise TransferError(f"cannot read {path}: {error.strerror}") from error
-    target = Metadata.from_json({entry.key: entry.value for entry in base.metadata_props}["mxdraft"])
-    if drafter.source_sha256 != target.source_sha256:
-        raise RefusedError(
-            f"the drafter was trained for weights with SHA-256 {drafter.source_sha256}, those in {directory} "
-            f"have {target.source_sha256}"
-        )
+    data_of_base = read_file(path)
+    with parsing(path, "model of this exporter"):
+        base, target = parse_graph(data_of_base, Metadata)
+    check_source(drafter, target.source_sha256)
     with replacing(directory / DRAFT_DATA_FILE) as file:
         data = DataFile(file, DRAFT_DATA_FILE)
         own = [data.add("draft_ids", drafter.draft_ids.astype(np.int64))]
@@ -85,14 +80,21 @@ def export_drafter(drafter: TrainedDrafter, directory: Path) -> dict[str, Path]:
     )
     shared = {tensor.name: tensor for tensor in base.graph.initializer}
     read = [shared[name] for name in target_initializers(target.config)]
-    paths: dict[str, Path] = {}
+    graphs: dict[str, str] = {}
     for name in (FEATURES_FILE, STEP_FILE):
         model = build_drafter(name, metadata, [*own, *read])
         onnx.helper.set_model_props(model, {"mxdraft": metadata.to_json()})
-        paths[name] = directory / name
-        write_file(paths[name], model.SerializeToString(deterministic=True))
-        onnx.checker.check_model(str(paths[name]), full_check=True)
-    return paths
+        graphs[name] = write_graph(directory / name, model)
+    return graphs | {DRAFT_DATA_FILE: metadata.files[DRAFT_DATA_FILE]}
+
+
+def check_source(drafter: TrainedDrafter, source_sha256: str) -> None:
+    """Raise RefusedError unless a drafter was trained for the weights with this SHA-256."""
+    if drafter.source_sha256 != source_sha256:
+        raise RefusedError(
+            f"the drafter was trained for weights with SHA-256 {drafter.source_sha256}, these have "
+            f"{source_sha256}"
+        )
 
 
 def target_initializers(config: ModelConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """Checkpoint to ONNX: quantizes the weights and builds the graphs.
 
-``export_model`` writes ``model.base.onnx`` (base plane) and ``model.full.onnx`` (base + residual), whose
+``write_model`` writes ``model.base.onnx`` (base plane) and ``model.full.onnx`` (base + residual), whose
 weights lie in one ``model.onnx.data``, and next to them what Hugging Face's tools and ``mxdraft pack`` read:
 ``tokenizer.json``, ``generation_config.json`` (bos and eos) and ``chat_template.jinja``.
 
@@ -21,7 +21,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal, Self, TypeVar
 
 import numpy as np
 import onnx
@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from mxdraft import __version__
-from mxdraft.checkpoint import Checkpoint, ModelConfig, tokenizer_json
+from mxdraft.checkpoint import Checkpoint, ModelConfig, check_config, tokenizer_json
 from mxdraft.checkpoint.reference import rope_tables
-from mxdraft.errors import RefusedError, TransferError
+from mxdraft.errors import RefusedError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
-from mxdraft.files import replacing
+from mxdraft.files import parse_json_object, replacing
 from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize
 from mxdraft.train.delta import TrainedBase
 
@@ -51,6 +51,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 _IR_VERSION = 12
 _DATA_ALIGNMENT = 64
+_GRAPH_LIMIT = 16 << 20  # bytes of a file: 1,024 layers take 10 MB
 _DTYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.uint8): TensorProto.UINT8,
@@ -70,9 +71,12 @@ class GraphMetadata:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError, TypeError or KeyError if the text is none that ``to_json`` wrote."""
-        fields = json.loads(text)
+        """May raise anything if the text is none that ``to_json`` wrote."""
+        fields = parse_json_object(text.encode("utf-8"))
         return cls(**(fields | {"config": ModelConfig(**fields["config"])}))
+
+
+_Metadata = TypeVar("_Metadata", bound=GraphMetadata)
 
 
 @dataclass(frozen=True)
@@ -89,39 +93,41 @@ class Metadata(GraphMetadata):
     files: dict[str, str]
 
 
+def parse_graph(data: bytes, kind: type[_Metadata]) -> tuple[onnx.ModelProto, _Metadata]:
+    """The graph in the bytes of a file, without its weights, and what it says about itself.
+
+    May raise anything if the bytes are none that this package wrote.
+    """
+    if len(data) > _GRAPH_LIMIT:
+        raise ValueError(f"it has more than {_GRAPH_LIMIT >> 20} MiB")
+    model = onnx.load_model_from_string(data)
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    metadata = kind.from_json(properties["mxdraft"])
+    check_config(metadata.config)
+    return model, metadata
+
+
 def initializer_names(name: str, plane: Plane | None) -> tuple[str, str]:
     """Where the data and the scales of a quantized tensor are; ``plane`` None: MXINT8."""
     prefix = name if plane is None else f"{name}.{plane}"
     return f"{prefix}.data", f"{prefix}.scale"
 
 
-def export_model(
-    checkpoint: Checkpoint,
-    directory: Path,
-    rule: Rule = "search",
-    trained: TrainedBase | None = None,
-) -> dict[Precision, Path]:
-    """Write both graphs and what belongs to them into ``directory``; returns the paths of the graphs.
+def write_model(
+    checkpoint: Checkpoint, directory: Path, rule: Rule, trained: TrainedBase | None
+) -> dict[str, str]:
+    """Write both graphs and what belongs to them into ``directory`` (see ``export_model``); returns the
+    SHA-256 of each file.
 
-    ``rule`` chooses the exponents. ``trained``: the base plane and norms that training made of this
-    checkpoint; without it the base plane is the checkpoint's, rounded. The residual plane is what then lacks
-    to the checkpoint's weights. A drafter that is there is removed, for it belongs to what is overwritten.
-    Raises RefusedError if a tensor cannot be quantized, TransferError if a file
-    cannot be written.
+    Raises RefusedError if a tensor cannot be quantized, TransferError if a file cannot be written.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name in (FEATURES_FILE, STEP_FILE, DRAFT_DATA_FILE):
-            (directory / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise TransferError(f"cannot make {directory}: {error.strerror}") from error
     with replacing(directory / DATA_FILE) as file:
         data = DataFile(file, DATA_FILE)
         initializers = _store_weights(checkpoint, trained, rule, data)
     digests = {DATA_FILE: data.sha256()}
     for name, text in _text_files(checkpoint).items():
         digests[name] = write_file(directory / name, text.encode("utf-8"))
-    paths: dict[Precision, Path] = {}
+    graphs: dict[str, str] = {}
     for precision, name in MODEL_FILES.items():
         metadata = Metadata(
             config=checkpoint.config,
@@ -135,10 +141,8 @@ def export_model(
         )
         model = build_model(checkpoint.config, precision, initializers[precision])
         onnx.helper.set_model_props(model, {"mxdraft": metadata.to_json()})
-        paths[precision] = directory / name
-        write_file(paths[precision], model.SerializeToString(deterministic=True))
-        onnx.checker.check_model(str(paths[precision]), full_check=True)
-    return paths
+        graphs[name] = write_graph(directory / name, model)
+    return digests | graphs
 
 
 # ---- weights ----
@@ -352,14 +356,30 @@ def value_info(name: str, dtype: int, shape: Sequence[str | int]) -> onnx.ValueI
 
 def _text_files(checkpoint: Checkpoint) -> dict[str, str]:
     tokenizer = checkpoint.tokenizer
-    special = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_ids}
+    special: dict[str, Any] = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_ids}
+    if tokenizer.eos_token_id is not None:  # what the template calls so; there are several end tokens
+        special["eos_token"] = tokenizer.tokens[tokenizer.eos_token_id]
     files = {TOKENIZER_FILE: tokenizer_json(tokenizer), GENERATION_FILE: json.dumps(special)}
     if checkpoint.chat_template is not None:
         files[TEMPLATE_FILE] = checkpoint.chat_template
     return files
 
 
+def write_graph(path: Path, model: onnx.ModelProto) -> str:
+    """Write a graph that is valid ONNX; returns the file's SHA-256."""
+    # The checker gets it without the data, for it refuses those of a folder that a backup links to. So
+    # initializers are inputs to it.
+    alone = onnx.ModelProto()
+    alone.CopyFrom(model)
+    for tensor in alone.graph.initializer:
+        alone.graph.input.append(value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    del alone.graph.initializer[:]
+    onnx.checker.check_model(alone, full_check=True)
+    return write_file(path, model.SerializeToString(deterministic=True))
+
+
 def write_file(path: Path, data: bytes) -> str:
+    """Write a file; returns its SHA-256."""
     with replacing(path) as file:
         file.write(data)
     return hashlib.sha256(data).hexdigest()

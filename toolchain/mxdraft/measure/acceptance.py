@@ -7,25 +7,25 @@ equal the text. Drafting is a chain of K tokens a round; one more token comes fr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft.errors import RefusedError, UsageError
-from mxdraft.files import replacing
-from mxdraft.files.npz import reading_npz
+from mxdraft.errors import CapacityError, RefusedError, UsageError
+from mxdraft.files import parse_json_object, parsing, read_file, replacing
+from mxdraft.files.npz import check_tokens, documents, reading_npz
 from mxdraft.measure import logistic
 from mxdraft.runtime import Engine, Model, Timeline
-from mxdraft.train.corpus import repetition
+from mxdraft.train.corpus import VOCAB_LIMIT, check_vocabulary, repetition
 
 LOW_REPETITION = 0.15  # share of repeated 4-grams in an answer, below which it says something
 _LANES = 8
+_PROMPTS_LIMIT = 64 << 20  # bytes of a file of prompts
 
 Tokens = NDArray[np.uint16]
 
@@ -75,11 +75,12 @@ class Rollout:
 def read_prompts(path: Path, per_task: int) -> list[Prompt]:
     """Read the first turns of a Spec-Bench file (JSON lines with ``task`` and ``turns``), evenly spread, at
     most ``per_task`` for each task (0: all). Raises RefusedError."""
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        prompts = [Prompt(str(line["task"]), str(line["turns"][0])) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise RefusedError(f"{path} is not a file of prompts: {error}") from error
+    data = read_file(path, _PROMPTS_LIMIT)
+    with parsing(path, "file of prompts"):
+        # Not splitlines: a JSON string may hold what else Unicode counts as the end of a line.
+        prompts = [_prompt(line) for line in data.split(b"\n") if line.strip()]
+        if not prompts:
+            raise ValueError("it is empty")
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
@@ -88,6 +89,14 @@ def read_prompts(path: Path, per_task: int) -> list[Prompt]:
         for of_task in by_task.values()
         for prompt in of_task[:: max(1, len(of_task) // per_task) if per_task else 1][: per_task or None]
     ]
+
+
+def _prompt(line: bytes) -> Prompt:
+    fields = parse_json_object(line)
+    task, turns = fields["task"], fields["turns"]
+    if not isinstance(task, str) or not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
+        raise ValueError("a line has no text as 'task', or no list of texts as 'turns'")
+    return Prompt(task, turns[0])
 
 
 def write_rollouts(
@@ -104,9 +113,12 @@ def write_rollouts(
     Prompt i is sampled with seed i. A prompt that does not fit ``ctx`` is left out. If the file is there, it
     is read instead; raises RefusedError if it is of other prompts or another temperature.
     """
+    check_vocabulary(model)
     ctx = min(ctx, model.info.max_positions)
     chats = [model.chat([("user", prompt.text)]) for prompt in prompts]
     fitting = [i for i, ids in enumerate(chats) if len(ids) + tokens <= ctx]
+    if not fitting:
+        raise CapacityError(f"no prompt leaves {tokens} of {ctx} tokens: give shorter ones, or ask for less")
     if path.exists():
         return _load(path, [(prompts[i].task, chats[i], i) for i in fitting], temperature)
     found: dict[int, Rollout] = {}
@@ -146,8 +158,8 @@ def _save(path: Path, rollouts: Sequence[Rollout]) -> None:
 
 def _load(path: Path, expected: Sequence[tuple[str, list[int], int]], temperature: float) -> list[Rollout]:
     with reading_npz(path, "file of rollouts") as arrays:
-        tokens, offsets = arrays["tokens"].astype(np.uint16), arrays["offsets"]
-        texts = [tokens[a:b] for a, b in pairwise(offsets)]
+        texts = [text.astype(np.uint16) for text in documents(arrays)]
+        check_tokens(arrays["tokens"], VOCAB_LIMIT)
         temperatures = set(arrays["temperature"].tolist())
     same = len(texts) == len(expected) and temperatures == {temperature}
     if not same or any(t[: len(ids)].tolist() != ids for t, (_, ids, _) in zip(texts, expected, strict=True)):

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 from mxdraft.bundle.schedule import FRACTIONS, Schedule
 from mxdraft.files import replacing
 from mxdraft.measure.origin.precision import FlipTrace
 
+rcParams["text.parse_math"] = False  # a $ in the name of a task is a $
 _FEWEST = 10  # proposals that make a point of the reliability diagram
 Results = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
 Reliability = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]

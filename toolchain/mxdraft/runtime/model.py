@@ -59,7 +59,7 @@ class Model(Handle):
                 "has_drafter": bool(raw.has_drafter),
                 "has_ngrams": bool(raw.has_ngrams),
                 "bos": None if raw.bos == NO_TOKEN else raw.bos,
-                "provenance": ffi.string(raw.provenance).decode("utf-8"),
+                "provenance": ffi.string(raw.provenance).decode("utf-8", "surrogateescape"),
                 "path": os.fsdecode(ffi.string(raw.path)),
             }
         )

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from mxdraft import __version__
 from mxdraft.bundle import Bundle
 from mxdraft.errors import TransferError
+from mxdraft.files import as_text
 from mxdraft.measure.origin.precision import weight_bytes
 from mxdraft.runtime import Engine, Model, Timeline
 
@@ -72,8 +73,8 @@ class Recorder:
             "run",
             format=FORMAT,
             version=__version__,
-            bundle=model.info.path,
-            provenance_sha256=hashlib.sha256(model.info.provenance.encode("utf-8")).hexdigest(),
+            bundle=as_text(model.info.path),
+            provenance_sha256=hashlib.sha256(bundle.section("provenance").data).hexdigest(),
             options=dict(options),
             precision=plan.precision,
             threads=plan.threads,

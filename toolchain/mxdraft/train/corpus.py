@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mxdraft.errors import UsageError
 from mxdraft.files import replacing
-from mxdraft.files.npz import reading_npz
+from mxdraft.files.npz import check_tokens, documents, reading_npz
 from mxdraft.runtime import Engine, Model, Timeline
 
 LANES = 48  # sequences of a batch
@@ -32,6 +32,7 @@ ANSWER_LIMIT = 320
 MAX_REPETITION = 0.25  # share of repeated 4-grams from which on a document is dropped
 _LOOP_WINDOW = 64  # an answer ends once this many last tokens hold only old 4-grams; half of them are kept
 _CHECKPOINT = 96  # documents between two writes of the file
+VOCAB_LIMIT = 1 << 16  # tokens are kept as uint16
 
 
 @dataclass(frozen=True)
@@ -81,20 +82,22 @@ class Corpus:
     def load(cls, path: Path) -> Corpus:
         """Read a file that ``save`` wrote; one without numbers counts from 0. Raises RefusedError."""
         with reading_npz(path, "corpus") as arrays:
-            tokens, offsets = arrays["tokens"].astype(np.uint16), arrays["offsets"].tolist()
-            numbers = arrays.get("document", np.arange(len(offsets) - 1)).tolist()
-            documents = {
-                number: Document(tokens[first:last], start, temperature)
-                for number, first, last, start, temperature in zip(
-                    numbers,
-                    offsets[:-1],
-                    offsets[1:],
-                    arrays["answer_start"].tolist(),
-                    arrays["temp"].tolist(),
-                    strict=True,
-                )
-            }
-            return cls(documents, set(arrays.get("dropped", np.empty(0, np.int64)).tolist()))
+            texts = documents(arrays)
+            check_tokens(arrays["tokens"], VOCAB_LIMIT)
+            numbers = arrays.get("document", np.arange(len(texts)))
+            starts, temperatures = arrays["answer_start"], arrays["temp"]
+            dropped = arrays.get("dropped", np.empty(0, np.int64))
+            if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (numbers, starts, dropped)):
+                raise ValueError("its numbers of documents and tokens are not lists of whole numbers")
+            if temperatures.ndim != 1 or temperatures.dtype.kind != "f":
+                raise ValueError("its temperatures are no list of numbers")
+            fields = zip(texts, numbers.tolist(), starts.tolist(), temperatures.tolist(), strict=True)
+            kept: dict[int, Document] = {}
+            for text, number, start, temperature in fields:
+                if number in kept or not 0 <= start <= len(text):
+                    raise ValueError(f"document {number} is there twice, or its answer begins at {start}")
+                kept[number] = Document(text.astype(np.uint16), start, temperature)
+            return cls(kept, set(dropped.tolist()))
 
 
 def repetition(tokens: NDArray[np.integer]) -> float:
@@ -103,6 +106,12 @@ def repetition(tokens: NDArray[np.integer]) -> float:
     if len(tokens) < 4:
         return 0.0
     return 1 - _distinct(tokens) / (len(tokens) - 3)
+
+
+def check_vocabulary(model: Model) -> None:
+    """Raise UsageError if the tokens of a model do not fit a file of texts."""
+    if model.info.vocab > VOCAB_LIMIT:
+        raise UsageError(f"a vocabulary of {model.info.vocab}: such a file holds tokens below {VOCAB_LIMIT}")
 
 
 def write_corpus(
@@ -117,8 +126,9 @@ def write_corpus(
     """Write documents 0 … ``documents`` − 1 of ``seed`` in base precision, going on from ``path``.
 
     ``progress`` is called after every document. An exception (KeyboardInterrupt too) leaves in the file what
-    is finished. Raises UsageError if the bundle cannot chat.
+    is finished. Raises UsageError if the bundle cannot chat, or has more than 65,536 tokens.
     """
+    check_vocabulary(model)
     corpus = Corpus.load(path) if path.exists() else Corpus()
     template = _Template.of(model)
     context = len(template.opening) + TURN_LIMIT + len(template.answering) + ANSWER_LIMIT

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from mxdraft import mx
 from mxdraft.checkpoint import Checkpoint, expected_tensors
 from mxdraft.errors import RefusedError
-from mxdraft.files import replacing
+from mxdraft.files import parse_json_object, parsing, read_file, replacing
 from mxdraft.mx import BLOCK, MXTensor
 
 _MAGIC = b"MXQDELT1"
@@ -38,6 +38,7 @@ _LANES = 16384  # rANS states at a time
 _PRECISION = 12  # bits of a symbol's frequency
 _LOW = 1 << 16  # a state lies in [_LOW, _LOW << 16) and moves 16 bits at a time
 _CONTEXTS = 256  # |weight| / 2**exponent in steps of 1/32, the last one open
+_LIMIT = 1 << 30  # bytes of a file
 _SYMBOLS = 15  # signed E2M1 magnitudes -7 … 7, the teacher's sign taken as positive
 
 _Bytes = NDArray[np.uint8]
@@ -94,10 +95,8 @@ def apply_delta(path: Path, checkpoint: Checkpoint) -> TrainedBase:
             f"{path} was trained from the weights with SHA-256 {header['source_sha256']}, "
             f"these have {checkpoint.source_sha256}; fetch the weights that its README names"
         )
-    try:
+    with parsing(path, "trained delta of these weights"):
         trained = _rebuild(checkpoint, sections, header["meta"])
-    except (ValueError, IndexError, zlib.error) as error:
-        raise RefusedError(f"{path} does not decode: {error}") from error
     if _digest(checkpoint, trained) != header["result_sha256"]:
         raise RefusedError(
             f"{path} decodes to other weights than were written; report this with your numpy version"
@@ -106,10 +105,7 @@ def apply_delta(path: Path, checkpoint: Checkpoint) -> TrainedBase:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[bytes]]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RefusedError(f"{path}: {error.strerror}") from error
+    content = read_file(path, _LIMIT)
     body, digest = content[:-32], content[-32:]
     if not content.startswith(_MAGIC):
         raise RefusedError(
@@ -117,19 +113,19 @@ def _read(path: Path) -> tuple[dict[str, Any], list[bytes]]:
         )
     if hashlib.sha256(body).digest() != digest:
         raise RefusedError(f"{path} is damaged: its checksum does not match; fetch it again")
-    try:
+    with parsing(path, "trained delta"):
         (length,) = struct.unpack_from("<I", body, len(_MAGIC))
         place = len(_MAGIC) + 4 + length
-        header = json.loads(body[len(_MAGIC) + 4 : place])
+        header = parse_json_object(body[len(_MAGIC) + 4 : place])
         sections = []
         for size in header["sections"]:
+            if type(size) is not int or size < 0:
+                raise ValueError(f"a section has the length {size!r}")
             sections.append(body[place : place + size])
             place += size
         if place != len(body) or not {"source_sha256", "result_sha256", "meta"} <= header.keys():
             raise ValueError("its header does not fit its length")
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedError(f"{path} is not a trained delta: {error}") from error
-    return header, sections
+        return header, sections
 
 
 def _rebuild(checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any]) -> TrainedBase:

@@ -26,8 +26,9 @@ from mxdraft.bundle.format import (
     required_draft_tensors,
     tensor_nbytes,
 )
+from mxdraft.bundle.reader import check_draft
 from mxdraft.checkpoint import Dimensions, ModelConfig
-from mxdraft.files import replacing
+from mxdraft.files import parse_json_object, replacing
 from mxdraft.files.npz import reading_npz
 from mxdraft.mx import BLOCK, MXTensor
 
@@ -79,10 +80,14 @@ def save_drafter(path: Path, drafter: TrainedDrafter) -> None:
 def load_drafter(path: Path, config: ModelConfig) -> TrainedDrafter:
     """Read a file of ``save_drafter`` for a target of ``config``. Raises RefusedError if it is none."""
     with reading_npz(path, "drafter for this model") as arrays:
-        header = json.loads(arrays["header"].tobytes())
+        header = parse_json_object(arrays["header"].tobytes())
         layers = tuple(int(layer) for layer in header["feature_layers"])
         calibration = tuple((float(i), float(r)) for i, r in header["calibration"])
-        ids = arrays["draft_ids"].astype(np.uint32)
+        if not isinstance(header["source_sha256"], str) or not isinstance(header["meta"], dict):
+            raise ValueError("its header does not tell what it belongs to")
+        ids = arrays["draft_ids"]
+        _check_array("draft_ids", ids, np.uint32, (len(ids),))
+        check_draft(DraftConfig(layers, len(ids), calibration, (0, 0, 0)), ids, config)
         planes, norms = {}, {}
         for name, dtype, (rows, columns) in required_draft_tensors(config, len(layers), len(ids)):
             if dtype == MXFP4T:

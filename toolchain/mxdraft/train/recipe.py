@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from mxdraft.errors import UsageError
+from mxdraft.errors import MxdraftError, UsageError
+from mxdraft.files import read_toml
 
 Kind = TypeVar("Kind", bound="TrainingSchedule")
 
@@ -85,9 +85,9 @@ class DraftRecipe(TrainingSchedule):
 def read_recipe(path: Path, kind: type[Kind]) -> Kind:
     """Read and check a recipe of a kind. Raises UsageError that names the file and the key at fault."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"recipe {path}: {error}") from error
+        values = read_toml(path, "recipe")
+    except MxdraftError as error:
+        raise UsageError(f"recipe {error}") from error
     hints = get_type_hints(kind)
     for name in values:
         if name not in hints:

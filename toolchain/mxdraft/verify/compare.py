@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mxdraft.bundle import parse_provenance
 from mxdraft.errors import RefusedError
 from mxdraft.export.graph import DATA_FILE, MODEL_FILES, TEMPLATE_FILE, Precision
 from mxdraft.export.runner import OnnxRunner
@@ -149,19 +149,16 @@ class Result:
 def packed_precisions(provenance: str, directory: Path) -> list[Precision]:
     """List the precisions of a bundle, after proof that the ONNX files in ``directory`` are those it was
     packed from. Raises RefusedError if they are not."""
-    try:
-        recorded = json.loads(provenance)["sha256"]
-        precisions = [precision for precision, name in MODEL_FILES.items() if name in recorded]
-        expected = {name: recorded[name] for name in [DATA_FILE, *(MODEL_FILES[p] for p in precisions)]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise RefusedError("the bundle's provenance does not tell its ONNX files; pack it again") from error
+    recorded = parse_provenance(provenance).get("sha256")
+    if not isinstance(recorded, dict) or DATA_FILE not in recorded:
+        raise RefusedError("the bundle's provenance does not tell its ONNX files; pack it again")
+    precisions = [precision for precision, name in MODEL_FILES.items() if name in recorded]
+    expected = {name: recorded[name] for name in [DATA_FILE, *(MODEL_FILES[p] for p in precisions)]}
     for name, digest in expected.items():
         try:
             found = file_sha256(directory / name)
-        except OSError as error:
-            raise RefusedError(
-                f"{directory / name}: {error.strerror}; give its directory with --onnx"
-            ) from error
+        except RefusedError as error:
+            raise RefusedError(f"{error}; give its directory with --onnx") from error
         if found != digest:
             raise RefusedError(f"{directory / name} is not the file that the bundle was packed from")
     return precisions
@@ -194,7 +191,7 @@ def verify_precision(engine: Engine, directory: Path, quick: bool, note: Callabl
 
 def _continue(engine: Engine, runner: OnnxRunner, prompt: str, count: int) -> Continuation:
     model = engine.model
-    has_template = TEMPLATE_FILE in json.loads(model.info.provenance)["sha256"]
+    has_template = TEMPLATE_FILE in parse_provenance(model.info.provenance)["sha256"]
     ids = model.chat([("user", prompt)]) if has_template else model.encode(prompt)
     count = min(count, engine.plan.ctx - len(ids))
     with Timeline(engine, max_tokens=count, ignore_eos=True) as timeline:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mxdraft.bundle.ngrams import read_documents
 from mxdraft.bundle.schedule import FRACTIONS, Schedule
-from mxdraft.errors import RefusedError, TransferError
+from mxdraft.errors import RefusedError
+from mxdraft.files import read_file
 from mxdraft.measure import logistic
 from mxdraft.measure.origin.compute import identify, measure_drafting
 from mxdraft.measure.origin.memory import measure_cache_speed, measure_caches
@@ -33,6 +34,7 @@ from mxdraft.runtime import Engine, Model, Timeline
 Document = NDArray[np.int64]
 
 _WINDOW = 384
+_TEXT_LIMIT = 1 << 30  # bytes of a file
 _LONGEST = 8192  # tokens that the longest context needs
 _QUICK_TOGETHER: dict[str, Any] = {"contexts": (512,), "concurrencies": (1, 48), "tokens": 16}
 _QUICK_CACHE: dict[str, Any] = {"contexts": (512,), "most_tokens": 512, "only": ("int8", "tiered", "recency")}
@@ -61,10 +63,7 @@ def read_text(model: Model, path: Path, tokens: int) -> list[Document]:
         order = np.random.default_rng(0).permutation(len(documents))
         chosen = [documents[i] for i in order]
     else:
-        try:
-            ids = np.array(model.encode(path.read_bytes()), np.int64)
-        except OSError as error:
-            raise TransferError(f"cannot read {path}: {error.strerror}") from error
+        ids = np.array(model.encode(read_file(path, _TEXT_LIMIT)), np.int64)
         chosen = [ids[start : start + _WINDOW] for start in range(0, len(ids), _WINDOW)]
     kept: list[Document] = []
     while len(kept) < len(chosen) and sum(map(len, kept)) < tokens:
