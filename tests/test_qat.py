@@ -20,7 +20,7 @@ from mxdraft.checkpoint import Checkpoint, ModelConfig, TokenizerSpec, expected_
 from mxdraft.cli import cli  # noqa: E402
 from mxdraft.corpus import repetition  # noqa: E402
 from mxdraft.errors import RefusedError, UsageError  # noqa: E402
-from mxdraft.qat.data import read_windows  # noqa: E402
+from mxdraft.npz import read_windows  # noqa: E402
 from mxdraft.qat.export import trained_base  # noqa: E402
 from mxdraft.qat.fakequant import MXLinear, fake_quant_activations, round_e2m1  # noqa: E402
 from mxdraft.qat.loss import distillation_loss, measure_quality  # noqa: E402
@@ -36,8 +36,9 @@ CONFIG = ModelConfig(
     rms_eps=1e-5, rope_theta=1e4, tied=True,
 )  # fmt: skip
 RECIPE = Recipe(
-    text="text.npz", context=16, held_out=2, max_repetition=0.9, start="compensate", calibration=4,
-    int8_activations=False, compute="f32", steps=6, batch=2, lr=0.02, norm_lr=1e-3, warmup=1, cooldown=3,
+    texts=["text.npz"], context=16, held_out=2, max_repetition=0.9, smoothing=0, start="compensate",
+    calibration=4, int8_activations=False, compute="f32", compile=False,
+    steps=6, batch=2, lr=0.02, norm_lr=1e-3, warmup=1, cooldown=3,
     beta1=0.9, beta2=0.98, gradient_clip=1.0, latent_clip=8.0, reach=0.0, dampen=0.0, seed=0,
     log_every=1, evaluate_every=3, checkpoint_every=3,
 )  # fmt: skip
@@ -168,7 +169,9 @@ def test_training_within_reach_spares_full_precision(
 ) -> None:
     def full_error(reach: float) -> float:
         """Squared error of base + residual after steps so large that most elements move."""
-        trainer = Trainer(replace(RECIPE, lr=0.1, reach=reach), text, checkpoint, tmp_path / f"{reach}")
+        trainer = Trainer(
+            replace(RECIPE, lr=0.1, reach=reach), text.parent, checkpoint, tmp_path / f"{reach}"
+        )
         trainer.run()
         total = 0.0
         for name, plane in trainer.trained_base().planes.items():
@@ -191,7 +194,7 @@ def test_quantized_student_is_the_dequantized_plane(checkpoint: Checkpoint) -> N
 
 def test_training_lowers_the_divergence(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
     recipe = replace(RECIPE, start="round", steps=20, batch=38, lr=0.03)
-    trainer = Trainer(recipe, text, checkpoint, tmp_path / "run")
+    trainer = Trainer(recipe, text.parent, checkpoint, tmp_path / "run")
     divergence = [trainer.advance()[0] for _ in range(recipe.steps)]
     assert divergence[-1] < 0.7 * divergence[0]
 
@@ -202,7 +205,7 @@ def train_as_process(rank: int, directory: Path, text: Path, source: Checkpoint)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{directory / 'meet'}", rank=rank, world_size=2
     )
-    Trainer(RECIPE, text, source, directory).run()
+    Trainer(RECIPE, text.parent, source, directory).run()
     torch.distributed.destroy_process_group()
 
 
@@ -210,13 +213,13 @@ def test_two_processes_train_as_one(checkpoint: Checkpoint, text: Path, tmp_path
     """Gradients are summed in another order, so weights may differ: by less than a hundredth of a step."""
     (tmp_path / "two").mkdir()
     torch.multiprocessing.spawn(train_as_process, (tmp_path / "two", text, checkpoint), nprocs=2)
-    one = Trainer(RECIPE, text, checkpoint, tmp_path / "one")
+    one = Trainer(RECIPE, text.parent, checkpoint, tmp_path / "one")
     one.run()
-    two = Trainer(RECIPE, text, checkpoint, tmp_path / "two")
+    two = Trainer(RECIPE, text.parent, checkpoint, tmp_path / "two")
     assert two.step == RECIPE.steps
     difference = np.concatenate([np.abs(w - weights(two)[n]).ravel() for n, w in weights(one).items()])
     assert difference.mean() < 0.01 * RECIPE.lr
-    assert two.evaluate().kl == pytest.approx(one.evaluate().kl, rel=0.01)
+    assert two.evaluate()["text.npz"].kl == pytest.approx(one.evaluate()["text.npz"].kl, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -226,13 +229,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     checkpoint: Checkpoint, text: Path, tmp_path: Path, variant: dict[str, Any]
 ) -> None:
     recipe = replace(RECIPE, **variant)
-    whole = Trainer(recipe, text, checkpoint, tmp_path / "whole")
+    whole = Trainer(recipe, text.parent, checkpoint, tmp_path / "whole")
     whole.run()
-    first = Trainer(recipe, text, checkpoint, tmp_path / "parts")
+    first = Trainer(recipe, text.parent, checkpoint, tmp_path / "parts")
     for _ in range(4):
         first.advance()
     first.save()
-    second = Trainer(recipe, text, checkpoint, tmp_path / "parts")
+    second = Trainer(recipe, text.parent, checkpoint, tmp_path / "parts")
     assert second.step == 4
     second.run()
     for name, value in weights(whole).items():
@@ -245,7 +248,7 @@ def test_a_recipe_becomes_a_delta(checkpoint: Checkpoint, text: Path, tmp_path: 
     recipe.write_text("\n".join(lines), encoding="utf-8")
     train_target(recipe, checkpoint, tmp_path / "run", tmp_path / "qat.delta")
     base = apply_delta(tmp_path / "qat.delta", checkpoint)
-    trainer = Trainer(RECIPE, text, checkpoint, tmp_path / "run")
+    trainer = Trainer(RECIPE, text.parent, checkpoint, tmp_path / "run")
     assert base.meta == trainer.trained_base().meta
     assert (base.meta["steps"], base.meta["recipe"]) == (RECIPE.steps, asdict(RECIPE))
     for name, linear in trainer.student.linears().items():
@@ -257,7 +260,7 @@ def test_a_recipe_becomes_a_delta(checkpoint: Checkpoint, text: Path, tmp_path: 
 
 
 def test_oscillation_counts_codes_that_return(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
-    trainer = Trainer(replace(RECIPE, start="round"), text, checkpoint, tmp_path / "run")
+    trainer = Trainer(replace(RECIPE, start="round"), text.parent, checkpoint, tmp_path / "run")
     latent = trainer.student.model.layers[0].mlp.up_proj.weight.data
     count = sum(m.weight.numel() for m in trainer.student.linears().values())
     values = [2.0, 3.0, 2.0]
@@ -269,12 +272,12 @@ def test_oscillation_counts_codes_that_return(checkpoint: Checkpoint, text: Path
 
 
 def test_a_damaged_training_checkpoint_is_refused(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
-    trainer = Trainer(RECIPE, text, checkpoint, tmp_path / "run")
+    trainer = Trainer(RECIPE, text.parent, checkpoint, tmp_path / "run")
     trainer.save()
     path = tmp_path / "run" / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(RefusedError, match=r"checkpoint\.pt does not continue this run"):
-        Trainer(RECIPE, text, checkpoint, tmp_path / "run")
+        Trainer(RECIPE, text.parent, checkpoint, tmp_path / "run")
 
 
 def test_sensitivity_names_the_layer_that_suffers(checkpoint: Checkpoint) -> None:

@@ -32,8 +32,9 @@ from mxdraft.checkpoint import Checkpoint, expected_tensors
 from mxdraft.errors import RefusedError
 from mxdraft.files import replacing
 from mxdraft.mx import BLOCK, MXTensor
+from mxdraft.smooth import Smoothing, smooth
 
-_MAGIC = b"MXQDELT1"
+_MAGIC = b"MXQDELT2"
 _LANES = 16384  # rANS states side by side
 _PRECISION = 12  # bits of a symbol's frequency
 _LOW = 1 << 16  # a state lies in [_LOW, _LOW << 16) and moves 16 bits at a time
@@ -51,10 +52,12 @@ class TrainedBase:
     planes: dict[str, MXTensor]
     norms: dict[str, NDArray[np.float32]]
     meta: dict[str, Any]  # recipe and results, for people and provenance
+    smoothing: Smoothing | None = None  # of the weights that training began with
 
 
 def write_delta(path: Path, checkpoint: Checkpoint, trained: TrainedBase) -> None:
-    """Write ``trained`` as a difference from ``checkpoint``, whole or not at all."""
+    """Write ``trained`` as a difference from ``checkpoint``, which it smooths, whole or not at all."""
+    checkpoint = smooth(checkpoint, trained.smoothing)
     scales = bytearray()
     sections = []
     for names in _kinds(checkpoint).values():
@@ -76,6 +79,7 @@ def write_delta(path: Path, checkpoint: Checkpoint, trained: TrainedBase) -> Non
         "result_sha256": _digest(checkpoint, trained),
         "sections": [len(section) for section in sections],
         "meta": trained.meta,
+        "smoothing": trained.smoothing and trained.smoothing.to_json(),
     }
     encoded = json.dumps(header).encode("utf-8")
     body = b"".join([_MAGIC, struct.pack("<I", len(encoded)), encoded, *sections])
@@ -95,8 +99,10 @@ def apply_delta(path: Path, checkpoint: Checkpoint) -> TrainedBase:
             f"these have {checkpoint.source_sha256}; fetch the weights that its README names"
         )
     try:
-        trained = _rebuild(checkpoint, sections, header["meta"])
-    except (ValueError, IndexError, zlib.error) as error:
+        smoothing = header["smoothing"] and Smoothing.from_json(header["smoothing"])
+        checkpoint = smooth(checkpoint, smoothing)
+        trained = _rebuild(checkpoint, sections, header["meta"], smoothing)
+    except (ValueError, IndexError, KeyError, TypeError, zlib.error) as error:
         raise RefusedError(f"{path} does not decode: {error}") from error
     if _digest(checkpoint, trained) != header["result_sha256"]:
         raise RefusedError(
@@ -123,14 +129,16 @@ def _read(path: Path) -> tuple[dict[str, Any], list[bytes]]:
         for size in header["sections"]:
             sections.append(body[place : place + size])
             place += size
-        if place != len(body) or not {"source_sha256", "result_sha256", "meta"} <= header.keys():
+        if place != len(body) or not {"source_sha256", "result_sha256", "meta", "smoothing"} <= header.keys():
             raise ValueError("its header does not fit its length")
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RefusedError(f"{path} is no trained delta: {error}") from error
     return header, sections
 
 
-def _rebuild(checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any]) -> TrainedBase:
+def _rebuild(
+    checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any], smoothing: Smoothing | None
+) -> TrainedBase:
     kinds = _kinds(checkpoint)
     if len(sections) != len(kinds) + 2:
         raise ValueError(f"{len(sections)} sections, the model asks for {len(kinds) + 2}")
@@ -159,7 +167,7 @@ def _rebuild(checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any]
     norms = {}
     for name in _norms(checkpoint):
         norms[name], norm_values = _take(norm_values, checkpoint.tensors[name].shape)
-    return TrainedBase(planes, norms, meta)
+    return TrainedBase(planes, norms, meta, smoothing)
 
 
 def _kinds(checkpoint: Checkpoint) -> dict[str, list[str]]:

@@ -140,7 +140,7 @@ def sensitivity(
     import torch
 
     from mxdraft.checkpoint import load_checkpoint
-    from mxdraft.qat.data import read_windows
+    from mxdraft.npz import read_windows
     from mxdraft.qat.sensitivity import by_kind, by_layer, groups, sensitivity
 
     checkpoint = load_checkpoint(weights)

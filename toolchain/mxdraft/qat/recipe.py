@@ -27,6 +27,7 @@ class Schedule:
     beta2: float
     gradient_clip: float  # largest norm of the whole gradient
     latent_clip: float  # largest magnitude of a latent
+    compile: bool  # layers and loss become machine code at the first step (torch.compile, a C++ compiler)
     seed: int
     log_every: int
     evaluate_every: int
@@ -45,11 +46,12 @@ class Schedule:
 class Recipe(Schedule):
     """QAT of a target. ``lr`` is in grid units (fakequant.py), ``norm_lr`` absolute."""
 
-    text: str  # teacher text (.npz), relative to the recipe
+    texts: list[str]  # .npz files with ``tokens``, relative to the recipe
     context: int  # tokens a window
-    held_out: int  # windows at the end of the text that never train
+    held_out: int  # windows at the end of each text that never train
     max_repetition: float  # windows whose share of repeated 4-grams is larger do not train
     start: Literal["round", "compensate"]
+    smoothing: int  # windows by which the weights are smoothed (mxdraft.smooth); 0: they stay as they are
     calibration: int  # windows that ``compensate`` looks at
     int8_activations: bool
     batch: int  # windows a step, over all processes
