@@ -149,5 +149,5 @@ def _code(rms: NDArray[np.float64], exponent: float) -> NDArray[np.int8]:
     if mean == 0:
         return np.zeros(rms.shape, np.int8)
     octaves = np.log2(np.maximum(rms, _FLOOR * mean))
-    code = np.rint(_STEPS * exponent * (octaves - octaves.mean()))
-    return code.clip(-127, 127).astype(np.int8)
+    code = np.rint(_STEPS * exponent * (octaves - octaves.mean())).clip(-127, 127)
+    return np.asarray(code, np.int8)

@@ -124,7 +124,7 @@ class Trainer(Run):
         found = {}
         for name, index in self.held_out.items():
             tokens = torch.from_numpy(self.windows[index]).to(self.device)
-            wanted = self.teacher.hidden(index).to(self.device)
+            wanted = torch.cat([self.teacher.hidden(window) for window in index[:, None]]).to(self.device)
             with self.compute():
                 hidden = torch.cat([self.student(window[None]).float() for window in tokens])
             found[name] = measure_quality(hidden, wanted, self.student.head, tokens)
