@@ -8,7 +8,7 @@ which gets no gradient: else saying less would be the target's easiest way to be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from mxdraft.qat.model import Llama
 from mxdraft.qat.recipe import DraftRecipe, read_recipe
 from mxdraft.qat.start import latent_bounds
 from mxdraft.qat_delta import TrainedBase, write_delta
+from mxdraft.smooth import Smoothing, smooth
 
 
 def train_together(
@@ -47,11 +48,14 @@ def train_together(
             f"{bundle} was made of the weights with SHA-256 {opened.provenance['source_sha256']}, "
             f"these have {checkpoint.source_sha256}"
         )
-    trainer = CoTrainer(settings, recipe.parent, trainable_base(opened), Llama(checkpoint), directory)
+    recorded = opened.provenance.get("smoothing")
+    smoothing = None if recorded is None else Smoothing.from_json(recorded)
+    teacher = Llama(smooth(checkpoint, smoothing))
+    trainer = CoTrainer(settings, recipe.parent, trainable_base(opened), teacher, directory)
     trainer.run()
     if trainer.rank == 0:
         save_drafter(output, trainer.trained(checkpoint.source_sha256))
-        write_delta(delta, checkpoint, trainer.trained_target())
+        write_delta(delta, checkpoint, replace(trainer.trained_target(), smoothing=smoothing))
 
 
 def trainable_base(bundle: Bundle) -> Llama:
