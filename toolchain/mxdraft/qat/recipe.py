@@ -27,7 +27,6 @@ class Schedule:
     beta2: float
     gradient_clip: float  # largest norm of the whole gradient
     latent_clip: float  # largest magnitude of a latent
-    compile: bool  # layers and loss become machine code at the first step (torch.compile, a C++ compiler)
     seed: int
     log_every: int
     evaluate_every: int
@@ -54,6 +53,7 @@ class Recipe(Schedule):
     smoothing: int  # windows by which the weights are smoothed (mxdraft.smooth); 0: they stay as they are
     calibration: int  # windows that ``compensate`` looks at
     int8_activations: bool
+    compile: bool  # layers and loss become machine code at the first step (torch.compile, a C++ compiler)
     batch: int  # windows a step, over all processes
     reach: float  # how far an element may lie from its weight (start.within_reach); 0: to latent_clip
     dampen: (
