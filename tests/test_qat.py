@@ -315,6 +315,7 @@ def test_each_text_keeps_windows_that_never_train(checkpoint: Checkpoint, text: 
     assert {name.split()[0] for name in trainer.results()} == {"text", "other"}
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns itself while it compiles
 def test_compiled_training_is_the_same_training(checkpoint: Checkpoint, text: Path, tmp_path: Path) -> None:
     """But for the order of sums and fewer roundings to bf16 on the way."""
     recipe = replace(RECIPE, compute="bf16", int8_activations=True)
