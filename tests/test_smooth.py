@@ -11,10 +11,12 @@ import onnx
 import pytest
 import tiny
 from mxdraft import mx
+from mxdraft.bundle import Bundle
 from mxdraft.checkpoint import Checkpoint
 from mxdraft.cli import cli
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.export import MODEL_FILES
+from mxdraft.pack import pack
 from mxdraft.qat_delta import TrainedBase, apply_delta, write_delta
 from mxdraft.reference import Teacher
 from mxdraft.smooth import Smoothing, measure, smooth
@@ -131,7 +133,9 @@ def test_a_delta_brings_its_smoothing(checkpoint: Checkpoint, smoothing: Smoothi
         assert np.array_equal(again.planes[name].scale, plane.scale), name
 
 
-def test_export_smooths_by_a_text(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_export_smooths_by_a_text(
+    checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny.save_huggingface(checkpoint, tmp_path / "weights")
     tokens = np.random.default_rng(2).integers(0, checkpoint.config.vocab, 2000).astype(np.uint16)
     np.savez(tmp_path / "text.npz", tokens=tokens)
@@ -145,6 +149,13 @@ def test_export_smooths_by_a_text(checkpoint: Checkpoint, tmp_path: Path) -> Non
     norm = onnx.numpy_helper.to_array(stored[name], str(tmp_path / "onnx"))
     assert np.array_equal(norm, smooth(checkpoint, recorded).tensors[name])
     assert not np.array_equal(norm, checkpoint.tensors[name])
+    pack(tmp_path / "onnx", tmp_path / "t.mxb")
+    assert Bundle.open(tmp_path / "t.mxb").provenance["smoothing"] == recorded.to_json()
+    capsys.readouterr()
+    cli.main(["inspect", str(tmp_path / "t.mxb")], standalone_mode=False)
+    told = capsys.readouterr().out
+    assert recorded.text_sha256 in told
+    assert recorded.to_json()["codes"] not in told
     with pytest.raises(UsageError, match="give one of the two"):
         cli.main(
             ["export", *options, "--delta", "qat.delta", "-o", str(tmp_path / "onnx")], standalone_mode=False

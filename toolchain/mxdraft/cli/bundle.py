@@ -125,11 +125,20 @@ def inspect(bundle: Path, as_json: bool) -> None:
         f"{t['section']:<16} {t['dtype']:<8}{t['shape'][0]:>7} x {t['shape'][1]:<7} {t['name']}"
         for t in report["tensors"]
     ]
-    lines += ["", "PROVENANCE", json.dumps(report["provenance"], indent=1)]
+    lines += ["", "PROVENANCE", json.dumps(_shortened(report["provenance"]), indent=1)]
     _emit_line("\n".join(lines))
 
 
 _DTYPES = {1: "F32", 2: "MXFP4T", 3: "MXINT8T", 4: "U32"}
+
+
+def _shortened(value: Any) -> Any:
+    """A JSON value without most of its long texts, for people to read."""
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    return (
+        f"{value[:64]}... ({len(value)} characters)" if isinstance(value, str) and len(value) > 200 else value
+    )
 
 
 def _golden_digests(bundle: Path) -> tuple[str, str | None]:
