@@ -134,7 +134,7 @@ def test_a_delta_brings_its_smoothing(checkpoint: Checkpoint, smoothing: Smoothi
 
 
 def test_export_smooths_by_a_text(
-    checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tiny.save_huggingface(checkpoint, tmp_path / "weights")
     tokens = np.random.default_rng(2).integers(0, checkpoint.config.vocab, 2000).astype(np.uint16)
@@ -151,9 +151,9 @@ def test_export_smooths_by_a_text(
     assert not np.array_equal(norm, checkpoint.tensors[name])
     pack(tmp_path / "onnx", tmp_path / "t.mxb")
     assert Bundle.open(tmp_path / "t.mxb").provenance["smoothing"] == recorded.to_json()
-    capsys.readouterr()
+    capfd.readouterr()
     cli.main(["inspect", str(tmp_path / "t.mxb")], standalone_mode=False)
-    told = capsys.readouterr().out
+    told = capfd.readouterr().out
     assert recorded.text_sha256 in told
     assert recorded.to_json()["codes"] not in told
     with pytest.raises(UsageError, match="give one of the two"):
