@@ -33,10 +33,11 @@ from onnx import TensorProto
 from mxdraft import __version__
 from mxdraft.checkpoint import Checkpoint, ModelConfig, tokenizer_json
 from mxdraft.checkpoint.reference import rope_tables
+from mxdraft.checkpoint.smooth import Smoothing, smooth
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.files import replacing
-from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize
+from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize, quantize_residual
 from mxdraft.train.delta import TrainedBase
 
 Precision = Literal["base", "full"]
@@ -78,11 +79,13 @@ class GraphMetadata:
 @dataclass(frozen=True)
 class Metadata(GraphMetadata):
     """What a target's graph says. ``recipe``: of the training that made the base plane, None if there was
-    none; ``files``: SHA-256 of every other file of the export, by name."""
+    none; ``smoothing``: a ``Smoothing`` as JSON, of the weights before they were quantized, or None;
+    ``files``: SHA-256 of every other file of the export, by name."""
 
     precision: Precision
     rule: Rule
     recipe: dict[str, Any] | None
+    smoothing: dict[str, Any] | None
     source: str
     source_sha256: str
     mxdraft_version: str
@@ -100,15 +103,20 @@ def export_model(
     directory: Path,
     rule: Rule = "search",
     trained: TrainedBase | None = None,
+    smoothing: Smoothing | None = None,
 ) -> dict[Precision, Path]:
     """Write both graphs and what belongs to them into ``directory``; returns the paths of the graphs.
 
     ``rule`` chooses the exponents. ``trained``: the base plane and norms that training made of this
     checkpoint; without it the base plane is the checkpoint's, rounded. The residual plane is what then lacks
-    to the checkpoint's weights. A drafter that is there is removed, for it belongs to what is overwritten.
+    to the checkpoint's weights. ``smoothing`` comes before all that; ``trained`` has its own. A drafter
+    that is there is removed, for it belongs to what is overwritten.
     Raises RefusedError if a tensor cannot be quantized, TransferError if a file
     cannot be written.
     """
+    if trained is not None:
+        smoothing = trained.smoothing
+    checkpoint = smooth(checkpoint, smoothing)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in (FEATURES_FILE, STEP_FILE, DRAFT_DATA_FILE):
@@ -128,6 +136,7 @@ def export_model(
             precision=precision,
             rule=rule,
             recipe=None if trained is None else trained.meta,
+            smoothing=None if smoothing is None else smoothing.to_json(),
             source=checkpoint.source,
             source_sha256=checkpoint.source_sha256,
             mxdraft_version=__version__,
@@ -189,7 +198,7 @@ def _store_weights(
             elif name.startswith("model.layers."):
                 base = quantize(weight, "mxfp4", rule) if trained is None else trained.planes[name]
                 both += data.add_quantized(name, "base", base)
-                residual = quantize(weight - dequantize(base), "mxfp4", rule)
+                residual = quantize_residual(weight - dequantize(base), base, rule)
                 only["full"] += data.add_quantized(name, "residual", residual)
             else:  # embedding or head
                 both += data.add_quantized(name, None, quantize(weight, "mxint8"))
