@@ -180,13 +180,6 @@ INLINE void round_block(const float32x4_t in[8], float up, int32x4_t out[8]) {
     UNROLL for (int i = 0; i < 8; i++) out[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], up));
 }
 
-INLINE void split_digits(int32x4_t v[8], int32x4_t high[8]) {
-    UNROLL for (int i = 0; i < 8; i++) {
-        high[i] = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_f32_s32(v[i]), 1.0f / MXD_ACT_DIGIT));
-        v[i] = vmlsq_n_s32(v[i], high[i], MXD_ACT_DIGIT);
-    }
-}
-
 INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
     UNROLL for (int i = 0; i < 8; i += 4) {
         int16x8_t a = vcombine_s16(vmovn_s32(v[i]), vmovn_s32(v[i + 1]));
@@ -195,7 +188,7 @@ INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
     }
 }
 
-INLINE void store_digits(int8_t *q, int16_t *bias, const int32x4_t v[8]) {
+INLINE void store_activations(int8_t *q, int16_t *bias, const int32x4_t v[8]) {
     store_bytes(q, v);
     int16x8_t pairs = vpadalq_s8(vpaddlq_s8(vld1q_s8(q)), vld1q_s8(q + 16));
     int16x4_t sums = vadd_s16(vget_low_s16(pairs), vget_high_s16(pairs));
