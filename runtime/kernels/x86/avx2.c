@@ -292,10 +292,10 @@ INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, cons
     __m256 scale = row_scales(format, _mm_cvtsi64_si128((int64_t)codes));
     for (int h = 0; h < heads; h++) {
         size_t at = (size_t)h * nblocks + b;
-        __m256i digits = _mm256_loadu_si256((const __m256i *)(const void *)(q->q + at * BLOCK));
-        __m256i magnitude = _mm256_abs_epi8(digits); /* two products of at most 127 x 127 fit 16 bits */
+        __m256i query = _mm256_loadu_si256((const __m256i *)(const void *)(q->q + at * BLOCK));
+        __m256i magnitude = _mm256_abs_epi8(query); /* two products of at most 127 x 127 fit 16 bits */
         for (int r = 0; r < LANES; r++) {
-            __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(key[r], digits));
+            __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(key[r], query));
             dots[r] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         }
         __m256 sum = _mm256_cvtepi32_ps(sum_each(dots));
