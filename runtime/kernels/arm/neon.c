@@ -37,53 +37,50 @@ INLINE void broadcast_pair(const int8_t *q, int pair, int8x16_t *q0, int8x16_t *
     *q1 = vreinterpretq_s8_s32(vdupq_lane_s32(eight, 1));
 }
 
-/* Each vector holds 2 rows x 4 columns. Products accumulate in int16 (8 groups of columns of at most 12*127 fit); the
- * four columns of a row are added at the end of the block. */
-INLINE void dots_small(elements form, const weights *w, const int8_t *const q[PASS_ROWS], int R, int v0,
-                       int V, int32x4_t d[PASS_ROWS][4]) {
-    int16x8_t d01[PASS_ROWS][4], d23[PASS_ROWS][4];
-    UNROLL for (int pair = 0; pair < 4; pair++) {
-        int8x16_t q0[PASS_ROWS], q1[PASS_ROWS];
-        UNROLL for (int r = 0; r < R; r++) broadcast_pair(q[r], pair, &q0[r], &q1[r]);
-        UNROLL for (int v = 0; v < V; v++) {
-            int8x16x2_t pairs = load_pair(form, w, pair, v0 + v);
-            UNROLL for (int r = 0; r < R; r++) {
-                if (pair == 0) multiply(pairs.val[0], q0[r], &d01[r][v], &d23[r][v]);
-                else multiply_add(pairs.val[0], q0[r], &d01[r][v], &d23[r][v]);
-            }
-            UNROLL for (int r = 0; r < R; r++) multiply_add(pairs.val[1], q1[r], &d01[r][v], &d23[r][v]);
-        }
+/* Multiply vector v of 8 columns: R rows. Each sum holds 2 rows x 4 columns. Products accumulate in int16 (8 groups of
+ * columns of at most 12*127 fit); the four columns of a row are added at the end of the block. */
+INLINE void multiply_small(int8x16x2_t columns, bool first, const int8x16_t *q0, const int8x16_t *q1, int R, int v,
+                           int16x8_t (*d01)[4], int16x8_t (*d23)[4]) {
+    UNROLL for (int r = 0; r < R; r++) {
+        if (first) multiply(columns.val[0], q0[r], &d01[r][v], &d23[r][v]);
+        else multiply_add(columns.val[0], q0[r], &d01[r][v], &d23[r][v]);
     }
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int v = 0; v < V; v++) d[r][v] = vpaddlq_s16(vpaddq_s16(d01[r][v], d23[r][v]));
+    UNROLL for (int r = 0; r < R; r++) multiply_add(columns.val[1], q1[r], &d01[r][v], &d23[r][v]);
 }
 
-/* Products of bytes reach 128*127, so that two groups fit int16 before they are widened. */
-INLINE void dots_large(elements form, const weights *w, const int8_t *const q[PASS_ROWS], int R, int v0, int V,
-                      int32x4_t d[PASS_ROWS][4]) {
-    int32x4_t d01[PASS_ROWS][4], d23[PASS_ROWS][4];
-    UNROLL for (int pair = 0; pair < 4; pair++) {
-        int8x16_t q0[PASS_ROWS], q1[PASS_ROWS];
-        UNROLL for (int r = 0; r < R; r++) broadcast_pair(q[r], pair, &q0[r], &q1[r]);
-        UNROLL for (int v = 0; v < V; v++) {
-            int8x16x2_t pairs = load_pair(form, w, pair, v0 + v);
-            UNROLL for (int r = 0; r < R; r++) {
-                int16x8_t p01, p23;
-                multiply(pairs.val[0], q0[r], &p01, &p23);
-                multiply_add(pairs.val[1], q1[r], &p01, &p23);
-                widen(p01, pair == 0, &d01[r][v]);
-                widen(p23, pair == 0, &d23[r][v]);
-            }
-        }
+/* The same where products of bytes reach 128*127, so that two groups fit int16 before they are widened. */
+INLINE void multiply_large(int8x16x2_t columns, bool first, const int8x16_t *q0, const int8x16_t *q1, int R, int v,
+                           int32x4_t (*d01)[4], int32x4_t (*d23)[4]) {
+    UNROLL for (int r = 0; r < R; r++) {
+        int16x8_t p01, p23;
+        multiply(columns.val[0], q0[r], &p01, &p23);
+        multiply_add(columns.val[1], q1[r], &p01, &p23);
+        widen(p01, first, &d01[r][v]);
+        widen(p23, first, &d23[r][v]);
     }
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int v = 0; v < V; v++) d[r][v] = vpaddq_s32(d01[r][v], d23[r][v]);
 }
 
 INLINE void dots(elements form, const weights *w, const int8_t *const q[PASS_ROWS], int R, int v0, int V,
                  int32x4_t d[PASS_ROWS][4]) {
-    if (form == PACKED || form == DECODED) dots_small(form, w, q, R, v0, V, d);
-    else dots_large(form, w, q, R, v0, V, d);
+    const bool small = form == PACKED || form == DECODED;
+    int16x8_t small01[PASS_ROWS][4], small23[PASS_ROWS][4];
+    int32x4_t d01[PASS_ROWS][4], d23[PASS_ROWS][4];
+    UNROLL for (int pair = 0; pair < 4; pair++) {
+        int8x16_t q0[PASS_ROWS], q1[PASS_ROWS];
+        UNROLL for (int r = 0; r < R; r++) broadcast_pair(q[r], pair, &q0[r], &q1[r]);
+#define MULTIPLY(columns, v)                                                              \
+    (small ? multiply_small(columns, pair == 0, q0, q1, R, v, small01, small23)           \
+           : multiply_large(columns, pair == 0, q0, q1, R, v, d01, d23))
+        UNROLL for (int v = 0; v < V; v += 2) { /* one instruction loads two vectors, if nothing comes in between */
+            int8x16x2_t even = load_pair(form, w, pair, v0 + v), odd = load_pair(form, w, pair, v0 + v + 1);
+            MULTIPLY(even, v);
+            MULTIPLY(odd, v + 1);
+        }
+#undef MULTIPLY
+    }
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int v = 0; v < V; v++)
+            d[r][v] = small ? vpaddlq_s16(vpaddq_s16(small01[r][v], small23[r][v])) : vpaddq_s32(d01[r][v], d23[r][v]);
 }
 
 #include "matmul_template.h"
