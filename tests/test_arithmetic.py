@@ -129,7 +129,7 @@ def test_matrix_product_in_exact_arithmetic(format: mx.Format, planes: int) -> N
     kernel = reference().matmul_mxfp4 if format == "mxfp4" else reference().matmul_mxint8
     kernel(base, residual, 5, 2, act, 3, pointer(y, "float *"), 40)
 
-    total = sum(mx.dequantize(tensor).astype(np.float64) for tensor in tensors)
+    total = np.sum([mx.dequantize(tensor).astype(np.float64) for tensor in tensors], axis=0)
     for m, n in np.ndindex(3, 32):
         acc = Float(0)
         for b in range(5):
