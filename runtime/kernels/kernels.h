@@ -18,9 +18,9 @@ enum { MXD_MAX_HEAD_DIM = 256 };
 /* Activation rows quantized in blocks of 32 to integers. Block b of row m: q at [m*k + 32b ...], s at [m*(k/32) + b]. */
 typedef struct mxd_act {
     int8_t *q;     /* (rows, k) -127..127 */
-    float *s;      /* (rows, k/32): max|x| / MXD_ACT_STEPS; 0 if max|x| < MXD_ACT_TINY, NaN if the block has NaN or Inf */
-    int16_t *bias; /* (rows, k/32, 2): -MXD_E2M1_BIAS times two sums over a block's q: those of columns 0 and 1 modulo 4,
-                      and those of columns 2 and 3 */
+    float *s;      /* (rows, k/32): max|x| / MXD_ACT_STEPS; 0 if max|x| < MXD_ACT_TINY, NaN if x has NaN or Inf */
+    int16_t *bias; /* (rows, k/32, 2): -MXD_E2M1_BIAS times two sums over a block's q: those of columns 0 and 1 modulo
+                      4, and those of columns 2 and 3 */
 } mxd_act;
 
 /* The largest q. */

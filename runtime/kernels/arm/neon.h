@@ -57,7 +57,8 @@ INLINE weights weights_at(elements form, const uint8_t *base, const uint8_t *res
     if (form == SUM) {
         int8x16_t rho = vreinterpretq_s8_u8(vsubq_u8(vld1q_u8(base), vld1q_u8(residual)));
         int8x16_t power = vshlq_s8(vdupq_n_s8(1), rho);
-        int16x8_t lo = vreinterpretq_s16_s8(vzip1q_s8(power, power)), hi = vreinterpretq_s16_s8(vzip2q_s8(power, power));
+        int16x8_t lo = vreinterpretq_s16_s8(vzip1q_s8(power, power));
+        int16x8_t hi = vreinterpretq_s16_s8(vzip2q_s8(power, power));
         out.residual = residual + TILE;
         out.power[0] = vreinterpretq_s8_s16(vzip1q_s16(lo, lo));
         out.power[1] = vreinterpretq_s8_s16(vzip2q_s16(lo, lo));
