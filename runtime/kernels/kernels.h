@@ -15,7 +15,7 @@ enum { MXD_TILE_ROWS = 16, MXD_BLOCK = 32, MXD_MXFP4_BLOCK_BYTES = 272, MXD_MXIN
 /* The widest head that kernels take. */
 enum { MXD_MAX_HEAD_DIM = 256 };
 
-/* Activation rows quantized in blocks of 32 to integers. Block b of row m: q at [m*k + 32b ...], s at [m*(k/32) + b]. */
+/* Activation rows quantized to integers, in blocks of 32. Block b of row m: q at [m*k + 32b ...], s at [m*(k/32)+b]. */
 typedef struct mxd_act {
     int8_t *q;     /* (rows, k) -127..127 */
     float *s;      /* (rows, k/32): max|x| / MXD_ACT_STEPS; 0 if max|x| < MXD_ACT_TINY, NaN if x has NaN or Inf */

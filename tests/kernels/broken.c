@@ -119,8 +119,8 @@ void init_broken(mxd_kernels *k, mxd_kernel_names *n) {
 
 /* ---- the sum of two planes: more mistakes, a level each ---- */
 
-/* Multiply with wrong scale codes where rho is 3, in the last row of each tile only. `shift` is how far the codes of the
- * two planes are off. */
+/* Multiply with wrong scale codes where rho is 3, in the last row of each tile only. `shift` is how far the codes of
+ * the two planes are off. */
 static void multiply_shifted(const int shift[2], const uint8_t *base, const uint8_t *residual, size_t nblocks,
                              size_t ntiles, const mxd_act *x, size_t rows, float *y, size_t ldy) {
     size_t bytes = residual ? ntiles * nblocks * FP4_BYTES : 0;

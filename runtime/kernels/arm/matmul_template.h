@@ -71,8 +71,8 @@ INLINE TARGET void decode_block(elements form, const uint8_t *base, const uint8_
 
 /* Add the products of R rows with a strip to their y, VECTORS of the tile at a time, so that their accumulators stay in
  * registers. */
-INLINE TARGET void strip_rows(elements form, const decoded_block *strip, size_t blocks, some_rows first, int R, float *y,
-                              size_t ldy) {
+INLINE TARGET void strip_rows(elements form, const decoded_block *strip, size_t blocks, some_rows first, int R,
+                              float *y, size_t ldy) {
     for (int v0 = 0; v0 < 4; v0 += VECTORS) {
         float32x4_t acc[PASS_ROWS][4];
         UNROLL for (int r = 0; r < R; r++)
@@ -88,8 +88,8 @@ INLINE TARGET void strip_rows(elements form, const decoded_block *strip, size_t 
 }
 
 /* Add the products of all rows with a strip, blocks b .. b + blocks - 1 of a tile, to their y. */
-INLINE TARGET void walk_strip(elements form, const decoded_block *strip, size_t blocks, const mxd_act *x, size_t nblocks,
-                              size_t b, size_t rows, float *y, size_t ldy) {
+INLINE TARGET void walk_strip(elements form, const decoded_block *strip, size_t blocks, const mxd_act *x,
+                              size_t nblocks, size_t b, size_t rows, float *y, size_t ldy) {
     size_t m = 0;
 #define ROWS(n)                                                                                              \
     strip_rows(form == PACKED ? DECODED : INT8, strip, blocks, rows_at(x, nblocks, m, b), n, y + m * ldy, ldy)

@@ -95,8 +95,8 @@ INLINE TARGET void strip_pairs(const decoded_block *strip, size_t blocks, some_r
     }
 }
 
-INLINE TARGET void walk_strip(elements form, const decoded_block *strip, size_t blocks, const mxd_act *x, size_t nblocks,
-                              size_t b, size_t rows, float *y, size_t ldy) {
+INLINE TARGET void walk_strip(elements form, const decoded_block *strip, size_t blocks, const mxd_act *x,
+                              size_t nblocks, size_t b, size_t rows, float *y, size_t ldy) {
     (void)form; /* decoded blocks are all alike */
     size_t m = 0;
 #define PAIRS(P, step) strip_pairs(strip, blocks, rows_at(x, nblocks, m, b), P, step, y + m * ldy, ldy)

@@ -23,8 +23,8 @@ INLINE void store_sums(const sums *acc, float *y) {
     _mm512_storeu_ps(y, *acc);
 }
 
-/* A block as unsigned bytes: w[i] holds columns 4i .. 4i+3 of 16 rows. They are w + 12 or, int8, w + 128; of two planes,
- * 2^rho * (b + 12) + (r + 12). */
+/* A block as unsigned bytes: w[i] holds columns 4i .. 4i+3 of 16 rows. They are w + 12 or, int8, w + 128; of two
+ * planes, 2^rho * (b + 12) + (r + 12). */
 typedef struct block_weights {
     __m512i w[8], rho;
     __m512 scale; /* times the format's unit, a power of two: exact */
