@@ -39,6 +39,7 @@ DEFINE(xor, (emulated a, emulated b), 16, r.u32[i] = a.u32[i] ^ b.u32[i])
 DEFINE(shuffle, (emulated a, emulated at), 64, r.u8[i] = at.u8[i] & 128 ? 0 : a.u8[i / 16 * 16 + at.u8[i] % 16])
 DEFINE(srli_epi16, (emulated a, int n), 32, r.u16[i] = (uint16_t)(a.u16[i] >> n))
 DEFINE(slli_epi32, (emulated a, int n), 16, r.u32[i] = a.u32[i] << n)
+DEFINE(sllv_epi32, (emulated a, emulated n), 16, r.u32[i] = a.u32[i] << n.u32[i])
 DEFINE(cvtepu8_epi32, (emulated_bytes a), 16, r.u32[i] = a.u8[i])
 DEFINE(max_epi32, (emulated a, emulated b), 16, r.i32[i] = a.i32[i] > b.i32[i] ? a.i32[i] : b.i32[i])
 DEFINE(add_epi32, (emulated a, emulated b), 16, r.u32[i] = a.u32[i] + b.u32[i])
@@ -80,6 +81,7 @@ static void emulated_store(float *p, emulated a) {
 #define _mm512_shuffle_epi8 emulated_shuffle
 #define _mm512_srli_epi16 emulated_srli_epi16
 #define _mm512_slli_epi32 emulated_slli_epi32
+#define _mm512_sllv_epi32 emulated_sllv_epi32
 #define _mm512_cvtepu8_epi32 emulated_cvtepu8_epi32
 #define _mm512_max_epi32 emulated_max_epi32
 #define _mm512_add_epi32 emulated_add_epi32

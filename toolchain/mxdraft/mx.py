@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32
-# Activation integers reach this far from zero: 8 bits, and in full precision two digits (254 * high + low).
-ACTIVATION_STEPS = {"base": 127, "full": 254 * 127}
-ACTIVATION_TINY = 2.0**-100  # below it, steps / max|x| would overflow
+ACTIVATION_STEPS = 127  # activation integers reach this far from zero
+ACTIVATION_TINY = 2.0**-100  # below it, 127 / max|x| would overflow
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 # Code of the doubled value d at d + 12; -0 is stored as +0.
 _CODE_OF_DOUBLED = np.zeros(25, np.uint8)
@@ -85,27 +84,26 @@ def quantize_residual(x: NDArray[np.float32], base: MXTensor, rule: Rule = "sear
     return _encode_mxfp4(blocks, exponent - 2, low, high, rule, x.shape)
 
 
-def quantize_activations(
-    x: NDArray[np.float32], steps: int = ACTIVATION_STEPS["base"]
-) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+def quantize_activations(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantize rows that enter a matrix product as the runtime does: integers [..., K], f32 scale [...,
     K/32].
 
-    Activations are never stored, so their scale need not be a power of two: it is max|x| / ``steps``. NaN or
-    Inf makes its block's scale NaN; a block below ``ACTIVATION_TINY`` becomes zeros with scale 0.
+    Activations are never stored, so their scale need not be a power of two: it is max|x| / ACTIVATION_STEPS.
+    NaN or Inf makes its block's scale NaN; a block below ``ACTIVATION_TINY`` becomes zeros with scale 0.
     """
     blocks = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, BLOCK)
     amax = np.abs(blocks).max(axis=-1)
     finite = np.isfinite(amax)
     present = finite & (amax >= ACTIVATION_TINY)
-    upscale = np.divide(np.float32(steps), amax, where=present, out=np.zeros_like(amax))
-    scale = np.where(present, amax, np.where(finite, 0, np.nan)).astype(np.float32) / np.float32(steps)
-    q = np.zeros(blocks.shape, np.int16)
+    upscale = np.divide(np.float32(ACTIVATION_STEPS), amax, where=present, out=np.zeros_like(amax))
+    scale = np.where(present, amax, np.where(finite, 0, np.nan)).astype(np.float32)
+    scale /= np.float32(ACTIVATION_STEPS)
+    q = np.zeros(blocks.shape, np.int8)
     q[present] = np.rint(blocks[present] * upscale[present, None])
     return q.reshape(x.shape), scale
 
 
-def dequantize_activations(q: NDArray[np.int16], scale: NDArray[np.float32]) -> NDArray[np.float32]:
+def dequantize_activations(q: NDArray[np.int8], scale: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the f32 values that a matrix product sees."""
     with np.errstate(over="ignore"):  # 127 * (max|x| / 127) may round up past the largest float
         values: NDArray[np.float32] = q.reshape(*scale.shape, BLOCK) * scale[..., None]

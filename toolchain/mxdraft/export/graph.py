@@ -37,7 +37,7 @@ from mxdraft.checkpoint.smooth import Smoothing, smooth
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.files import replacing
-from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize, quantize_residual
+from mxdraft.mx import BLOCK, MXTensor, Rule, dequantize, quantize, quantize_residual
 from mxdraft.train.delta import TrainedBase
 
 Precision = Literal["base", "full"]
@@ -216,7 +216,6 @@ class Graph:
     def __init__(self, config: ModelConfig, precision: Precision) -> None:
         self.config = config
         self.precision = precision
-        self.activations = {"block_size": BLOCK, "steps": float(ACTIVATION_STEPS[precision])}
         self.nodes: list[onnx.NodeProto] = []
         self.values: list[onnx.ValueInfoProto] = []
 
@@ -244,7 +243,7 @@ class Graph:
         if self.precision == "full":
             weights += initializer_names(f"{module}.weight", "residual")
         kind = "MXFP4MatMul" if self.precision == "base" else "MXFP4ResidualMatMul"
-        return self.mx_op(kind, [x, *weights], module, width, **self.activations)
+        return self.mx_op(kind, [x, *weights], module, width, block_size=BLOCK)
 
     def norm(self, x: str, module: str) -> str:
         inputs = [x, f"{module}.weight"]
@@ -341,7 +340,7 @@ def build_model(
     for layer in range(config.layers):
         x = graph.layer(x, layer)
     normed = graph.norm(x, "model.norm")
-    graph.op("MXINT8MatMul", [normed, *head], "logits", domain=DOMAIN, **graph.activations)
+    graph.op("MXINT8MatMul", [normed, *head], "logits", domain=DOMAIN, block_size=BLOCK)
 
     return graph.model(
         f"llama_{precision}",

@@ -52,10 +52,10 @@ class _FakeQuantActivations(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
         blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
         amax = blocks.abs().amax(-1, keepdim=True)
-        steps = torch.where(amax >= ACTIVATION_TINY, float(ACTIVATION_STEPS["base"]), 0.0)
+        steps = torch.where(amax >= ACTIVATION_TINY, float(ACTIVATION_STEPS), 0.0)
         amax = amax.clamp(min=ACTIVATION_TINY)
         q = (blocks * (steps / amax)).round()
-        return (q * (amax / ACTIVATION_STEPS["base"])).reshape(x.shape)
+        return (q * (amax / ACTIVATION_STEPS)).reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
