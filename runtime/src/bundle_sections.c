@@ -56,8 +56,8 @@ static mxd_status need_matrix(const mxd_bundle *b, const mxd_section *in, const 
                               uint32_t cols, int plane, mxd_matrix *out) {
     out->rows = rows;
     out->cols = cols;
-    mxd_status status =
-        mxd_bundle_need_tensor(b, in, name, MXD_DTYPE_MXFP4T, rows, cols, plane ? &out->residual : &out->base);
+    mxd_status status = mxd_bundle_need_tensor(b, in, name, MXD_DTYPE_MXFP4T, rows, cols,
+                                               plane ? &out->residual : &out->base);
     return !status && plane ? check_reach(b, name, out) : status;
 }
 
