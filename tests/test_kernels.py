@@ -79,6 +79,7 @@ def test_avx512_equals_the_reference_in_emulation(check: list[str]) -> None:
     assert [line.split()[:3] for line in lines] == [
         ["avx512", "matmul_mxfp4", "ok"],
         ["avx512", "matmul_mxint8", "ok"],
+        ["avx512", "attention", "ok"],
     ]
 
 

@@ -209,11 +209,15 @@ INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t
 
 /* Turn scores into weights; return the inverse of their sum. */
 INLINE float softmax(float *scores, size_t n) {
-    float max = -INFINITY;
-    for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
+    float lane[16], max = -INFINITY;
     size_t j = 0;
-    __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps(), m8 = _mm256_set1_ps(max);
-    for (; j + 16 <= n; j += 16) {
+    __m256 most = _mm256_set1_ps(-INFINITY), lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
+    for (; j + 8 <= n; j += 8) most = _mm256_max_ps(_mm256_loadu_ps(scores + j), most); /* ignores NaN */
+    _mm256_storeu_ps(lane, most);
+    for (int i = 0; i < 8; i++) max = lane[i] > max ? lane[i] : max;
+    for (; j < n; j++) max = scores[j] > max ? scores[j] : max;
+    const __m256 m8 = _mm256_set1_ps(max);
+    for (j = 0; j + 16 <= n; j += 16) {
         __m256 a = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j), m8));
         __m256 b = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j + 8), m8));
         _mm256_storeu_ps(scores + j, a);
@@ -221,7 +225,6 @@ INLINE float softmax(float *scores, size_t n) {
         lo = _mm256_add_ps(lo, a);
         hi = _mm256_add_ps(hi, b);
     }
-    float lane[16];
     _mm256_storeu_ps(lane, lo);
     _mm256_storeu_ps(lane + 8, hi);
     for (; j < n; j++) {

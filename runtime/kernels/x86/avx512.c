@@ -116,9 +116,120 @@ INLINE void block_rows(bool is_fp4, const uint8_t *base, const uint8_t *residual
 
 #include "matmul_template.h"
 
+/* ---- attention ---- A vector holds the 16 accumulators of a sum. Sixteen keys are scored at a time, so that their sums
+ * are reduced together; each step adds lanes in the canonical order. */
+
+/* Query heads that share the conversion of keys and values: as many as registers hold. */
+enum { HEADS = 3, LANES = 16 };
+
+INLINE __m512 load_f16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+/* Return lane i + lane i+8 of a, then of b. */
+INLINE __m512 add_eighths(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+
+/* Do the same to each half: lane i + lane i+4 of four sums. */
+INLINE __m512 add_fourths(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+/* Reduce 16 sums: lane 4i+g of the result is that in lanes 4i .. 4i+3 of v[g]. */
+INLINE __m512 add_last(const __m512 v[4]) {
+    __m512 a = _mm512_add_ps(_mm512_shuffle_ps(v[0], v[1], 0x44), _mm512_shuffle_ps(v[0], v[1], 0xee));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_ps(v[2], v[3], 0x44), _mm512_shuffle_ps(v[2], v[3], 0xee));
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+/* Write the scores of `heads` query heads, a constant. Where fewer than 16 keys are left, the last one is repeated. */
+INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t d, float scale, float *scores) {
+    for (size_t j = 0; j < n; j += LANES) {
+        const size_t left = n - j < LANES ? n - j : LANES;
+        __m512 group[HEADS][4];
+        UNROLL for (size_t g = 0; g < 4; g++) {
+            const uint16_t *key[4];
+            __m512 acc[HEADS][4];
+            UNROLL for (size_t i = 0; i < 4; i++) {
+                size_t r = 4 * i + g;
+                key[i] = k + (j + (r < left ? r : left - 1)) * d;
+                UNROLL for (int h = 0; h < heads; h++) acc[h][i] = _mm512_setzero_ps();
+            }
+            for (size_t c = 0; c < d; c += LANES)
+                UNROLL for (size_t i = 0; i < 4; i++) {
+                    __m512 values = load_f16(key[i] + c);
+                    UNROLL for (int h = 0; h < heads; h++)
+                        acc[h][i] = _mm512_fmadd_ps(_mm512_loadu_ps(q + (size_t)h * d + c), values, acc[h][i]);
+                }
+            UNROLL for (int h = 0; h < heads; h++)
+                group[h][g] = add_fourths(add_eighths(acc[h][0], acc[h][1]), add_eighths(acc[h][2], acc[h][3]));
+        }
+        UNROLL for (int h = 0; h < heads; h++) {
+            float all[LANES];
+            _mm512_storeu_ps(all, _mm512_mul_ps(add_last(group[h]), _mm512_set1_ps(scale)));
+            memcpy(scores + (size_t)h * n + j, all, left * sizeof *all);
+        }
+    }
+}
+
+/* min and max return their second operand if either is NaN, so that NaN passes through as in the reference. */
+INLINE __m512 exp16(__m512 x) {
+    x = _mm512_min_ps(_mm512_set1_ps(EXP_MOST), x);
+    x = _mm512_max_ps(_mm512_set1_ps(EXP_LEAST), x);
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(EXP_LOG2E)), 8); /* to nearest, no exception */
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(EXP_LN2_HIGH), x), p = _mm512_set1_ps(EXP_TERM[0]);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(EXP_LN2_LOW), r);
+    UNROLL for (int i = 1; i < EXP_TERMS; i++) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP_TERM[i]));
+    __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+    return _mm512_mul_ps(p, _mm512_castsi512_ps(power)); /* NaN: p is NaN already */
+}
+
+/* Turn scores into weights; return the inverse of their sum. */
+INLINE float softmax(float *scores, size_t n) {
+    float lane[LANES], max = -INFINITY;
+    size_t j = 0;
+    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    for (; j + LANES <= n; j += LANES) most = _mm512_max_ps(_mm512_loadu_ps(scores + j), most); /* ignores NaN */
+    _mm512_storeu_ps(lane, most);
+    for (int i = 0; i < LANES; i++) max = lane[i] > max ? lane[i] : max;
+    for (; j < n; j++) max = scores[j] > max ? scores[j] : max;
+    for (j = 0; j + LANES <= n; j += LANES) {
+        __m512 w = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + j), _mm512_set1_ps(max)));
+        _mm512_storeu_ps(scores + j, w);
+        sum = _mm512_add_ps(sum, w);
+    }
+    _mm512_storeu_ps(lane, sum);
+    for (; j < n; j++) {
+        scores[j] = mxd_exp_ref(scores[j] - max);
+        lane[j % LANES] += scores[j];
+    }
+    return 1.0f / mxd_reduce16_ref(lane);
+}
+
+/* Write 16 * V values of every head's output, from v and out on. */
+INLINE void mix(const float *scores, const float *inverse, int heads, int V, const uint16_t *v, size_t n, size_t d,
+                float *out) {
+    __m512 acc[HEADS][2];
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int i = 0; i < V; i++) acc[h][i] = _mm512_setzero_ps();
+    for (size_t j = 0; j < n; j++)
+        UNROLL for (int i = 0; i < V; i++) {
+            __m512 value = load_f16(v + j * d + LANES * (size_t)i);
+            UNROLL for (int h = 0; h < heads; h++)
+                acc[h][i] = _mm512_fmadd_ps(_mm512_set1_ps(scores[(size_t)h * n + j]), value, acc[h][i]);
+        }
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int i = 0; i < V; i++)
+            _mm512_storeu_ps(out + (size_t)h * d + LANES * i, _mm512_mul_ps(acc[h][i], _mm512_set1_ps(inverse[h])));
+}
+
+#include "../attention_template.h"
+
 void mxd_kernels_init_avx512(mxd_kernels *k, mxd_kernel_names *n) {
     MXD_BIND(k, n, matmul_mxfp4, avx512);
     MXD_BIND(k, n, matmul_mxint8, avx512);
+    MXD_BIND(k, n, attention, avx512);
 }
 
 #endif
