@@ -178,7 +178,8 @@ def _header_lies(good: bytes) -> Iterator[Case]:
     yield "half_a_wrong_magic", b"\x89PNG", "MAGIC"
     yield "header_cut", good[:63], "LENGTH"
     yield "version_0", patch(good, 8, _u32(0)), "VERSION"
-    yield "version_2", patch(good, 8, _u32(2)), "VERSION"
+    yield "version_1", patch(good, 8, _u32(1)), "VERSION"
+    yield "version_3", patch(good, 8, _u32(3)), "VERSION"
     yield "no_sections", patch(good, 12, _u32(0)), "HEADER"
     yield "65_sections", patch(good, 12, _u32(65)), "HEADER"
     yield "section_count_beyond_table", patch(good, 12, _u32(63)), "HEADER"
@@ -352,8 +353,8 @@ def _scale_lies(good: bytes) -> Iterator[Case]:
     bundle = Bundle(good)
     sections = sections_of(good)
 
-    def lie(section: str, position: int) -> bytes:
-        return build(sections | {section: patch(sections[section], position, b"\xff")})
+    def lie(section: str, position: int, code: int = 255) -> bytes:
+        return build(sections | {section: patch(sections[section], position, bytes([code]))})
 
     for (section, name), entry in bundle.tensors.items():
         if entry.dtype == F32:
@@ -365,6 +366,13 @@ def _scale_lies(good: bytes) -> Iterator[Case]:
                 entry.offset + entry.length - block + 15
             )  # of the last tile's last row, which may be padding
             yield f"scale_255_last_in_{section}", lie(section, last), "SCALE"
+        if section != "target.residual":
+            continue
+        base = sections["target.base"][bundle.tensors["target.base", name].offset :]
+        yield f"residual_4_below_{name}", lie(section, entry.offset, base[0] - 4), "SCALE"
+        yield f"residual_above_{name}", lie(section, entry.offset, base[0] + 1), "SCALE"
+        last = entry.length - block + 15
+        yield f"residual_above_last_of_{name}", lie(section, entry.offset + last, base[last] + 1), "SCALE"
 
 
 def _text_lies(good: bytes) -> Iterator[Case]:

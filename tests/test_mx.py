@@ -202,6 +202,52 @@ def test_search_beats_floor_and_two_planes_beat_one() -> None:
     assert 0.005 < full_error < 0.013
 
 
+def residual_by_definition(x: NDArray[np.float32], base_code: int) -> int:
+    """Scale code of one residual block by rule ``search``: the best of three, each within reach of base."""
+    highest = base_code - 127
+    lowest = max(highest - mx.RESIDUAL_REACH, -127)
+    floor = int(np.frexp(np.abs(x).max())[1]) - 1 - 2
+    errors = []
+    for candidate in (floor - 1, floor, floor + 1):
+        exponent = min(max(candidate, lowest), highest)
+        v = np.ldexp(x.astype(np.float64), -exponent)
+        rounded = np.clip(v, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        errors.append((float(np.square(np.ldexp(v - rounded, exponent)).sum()), exponent))
+    return min(errors)[1] + 127
+
+
+def test_residual_stays_within_reach_of_its_base_and_composes_with_it() -> None:
+    rng = np.random.default_rng(3)
+    x = (rng.integers(-127, 128, (300, 32)) / 16).astype(np.float32)
+    base = mx.quantize(x, "mxfp4", "search")
+    # Residuals of all sizes: none, far below what three powers of two reach, and beyond the largest element.
+    left = ((x - mx.dequantize(base)) * np.exp2(rng.integers(-6, 6, (300, 1)))).astype(np.float32)
+    left[:7] = 0
+    residual = mx.quantize_residual(left, base)
+    wanted = [
+        residual_by_definition(row, int(code)) for row, code in zip(left[7:], base.scale[7:, 0], strict=True)
+    ]
+    assert residual.scale[7:, 0].tolist() == wanted
+    shift = base.scale.astype(int) - residual.scale
+    assert set(shift[7:].ravel()) == set(range(mx.RESIDUAL_REACH + 1))
+    assert (shift[:7] == mx.RESIDUAL_REACH).all()
+    floor = mx.quantize_residual(left, base, "floor").scale.astype(int)
+    assert ((base.scale - floor >= 0) & (base.scale - floor <= mx.RESIDUAL_REACH)).all()
+    doubled = [np.rint(2 * np.ldexp(mx.dequantize(t), 127 - t.scale.astype(int))) for t in (base, residual)]
+    operand = np.ldexp(doubled[0], shift) + doubled[1]
+    assert np.abs(operand).max() <= 108
+    both = mx.dequantize(base) + mx.dequantize(residual)
+    assert np.array_equal(np.ldexp(operand, residual.scale.astype(int) - 128).astype(np.float32), both)
+
+
+def test_residual_of_the_smallest_base_and_of_another_shape() -> None:
+    base = mx.quantize(block(2.0**-126), "mxfp4", "search")
+    assert base.scale[0, 0] < mx.RESIDUAL_REACH
+    assert mx.quantize_residual(block(2.0**-130), base).scale[0, 0] == 0
+    with pytest.raises(ValueError, match="is not the base plane's"):
+        mx.quantize_residual(np.zeros((2, 32), np.float32), base)
+
+
 @pytest.mark.parametrize(
     ("amax", "exponent"),
     [

@@ -78,6 +78,19 @@ def test_costs_little_more_than_its_entropy(delta: Path, trained: TrainedBase) -
     assert delta.stat().st_size < fixed + weights * (0.29 + 0.05 * 4) / 8 + 20_000
 
 
+def test_format_1_is_read_as_unsmoothed(delta: Path, checkpoint: Checkpoint, trained: TrainedBase) -> None:
+    body = delta.read_bytes()[:-32]
+    (length,) = struct.unpack_from("<I", body, 8)
+    header = json.loads(body[12 : 12 + length])
+    assert header.pop("smoothing") is None
+    encoded = json.dumps(header).encode("utf-8")
+    old = b"".join([b"MXQDELT1", struct.pack("<I", len(encoded)), encoded, body[12 + length :]])
+    delta.write_bytes(old + hashlib.sha256(old).digest())
+    again = apply_delta(delta, checkpoint)
+    assert again.smoothing is None
+    assert all(np.array_equal(again.planes[n].data, plane.data) for n, plane in trained.planes.items())
+
+
 def test_another_checkpoint_is_refused(delta: Path, checkpoint: Checkpoint) -> None:
     other = replace(checkpoint, source_sha256="cd" * 32)
     with pytest.raises(RefusedError, match=r"trained from the weights with SHA-256 abab.*these have cdcd"):

@@ -15,18 +15,16 @@ enum { MXD_TILE_ROWS = 16, MXD_BLOCK = 32, MXD_MXFP4_BLOCK_BYTES = 272, MXD_MXIN
 /* The widest head that kernels take. */
 enum { MXD_MAX_HEAD_DIM = 256 };
 
-/* Activation rows quantized in blocks of 32 to integers v: one digit, v = q, or two, v = 254*q + lo (16 bits, for full
- * precision), where lo is not NULL. Block b of row m: q and lo at [m*k + 32b ...], s at [m*(k/32) + b]. */
+/* Activation rows quantized to integers, in blocks of 32. Block b of row m: q at [m*k + 32b ...], s at [m*(k/32)+b]. */
 typedef struct mxd_act {
     int8_t *q;     /* (rows, k) -127..127 */
-    int8_t *lo;    /* (rows, k) -127..127, or NULL */
-    float *s;      /* (rows, k/32): max|x| / steps; 0 if max|x| < MXD_ACT_TINY, NaN if the block has NaN or Inf */
-    int16_t *bias; /* (rows, k/32, digits, 2): -MXD_E2M1_BIAS times two sums over a block's digits: those of columns 0
-                      and 1 modulo 4, and those of columns 2 and 3 */
+    float *s;      /* (rows, k/32): max|x| / MXD_ACT_STEPS; 0 if max|x| < MXD_ACT_TINY, NaN if x has NaN or Inf */
+    int16_t *bias; /* (rows, k/32, 2): -MXD_E2M1_BIAS times two sums over a block's q: those of columns 0 and 1 modulo
+                      4, and those of columns 2 and 3 */
 } mxd_act;
 
-/* The largest v ("steps"): 127, or 254*127 with two digits. */
-enum { MXD_ACT_DIGIT = 254, MXD_ACT_STEPS = 127, MXD_ACT_STEPS2 = 254 * 127 };
+/* The largest q. */
+enum { MXD_ACT_STEPS = 127 };
 
 /* A block whose largest magnitude is below this becomes zeros with scale 0: steps / max|x| stays finite. */
 #define MXD_ACT_TINY 0x1p-100f
@@ -36,6 +34,10 @@ enum { MXD_ACT_DIGIT = 254, MXD_ACT_STEPS = 127, MXD_ACT_STEPS2 = 254 * 127 };
 #define MXD_E2M1X2(o) (o), (o) + 1, (o) + 2, (o) + 3, (o) + 4, (o) + 6, (o) + 8, (o) + 12, \
                       (o), (o) - 1, (o) - 2, (o) - 3, (o) - 4, (o) - 6, (o) - 8, (o) - 12
 enum { MXD_E2M1_BIAS = 12 };
+
+/* With two planes, rho = the scale code of a base block minus that of its residual block is 0 .. this. Hence an element
+ * of their sum, 2^rho * b + r in units of the residual's scale, fits int8: it is at most 8 * 12 + 12. */
+enum { MXD_RESIDUAL_REACH = 3 };
 
 /* How the cache stores a row: the d keys or values of one KV head. All formats but F16 are quantized in blocks of 32:
  * the elements of all blocks, then one scale code per block (docs/arithmetic.md, "Quantized KV cache"). Byte i of a
@@ -73,7 +75,7 @@ typedef void mxd_quantize_fn(const float *x, size_t ldx, size_t rows, size_t k, 
 
 /* Multiply: y[m*ldy + 16*t + i] = row 16*t + i of W times activation row m, for all tiles t < ntiles and rows m < rows.
  * `base` and `residual` are the planes of W from its first tile on, with nblocks = K/32 blocks per tile; W is their
- * sum. `residual` may be NULL and must be so for MXINT8. Writes whole tiles. */
+ * sum. `residual` may be NULL and must be so for MXINT8; no rho may exceed MXD_RESIDUAL_REACH. Writes whole tiles. */
 typedef void mxd_matmul_fn(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                            const mxd_act *x, size_t rows, float *y, size_t ldy);
 
@@ -89,7 +91,7 @@ typedef void mxd_rope_fn(float *x, const float *c, const float *s, size_t d);
 typedef void mxd_attention_fn(const float *q, size_t heads, const uint16_t *k, const uint16_t *v, size_t n, size_t d,
                               float scale, float *scores, float *out);
 
-/* Do the same over the rows of all spans, in their order, with quantized queries: q has `heads` rows of one digit. */
+/* Do the same over the rows of all spans, in their order, with quantized queries: q has `heads` rows. */
 typedef void mxd_attention_mx_fn(const mxd_act *q, size_t heads, const mxd_span *spans, size_t count, size_t d,
                                  float scale, float *scores, float *out);
 

@@ -6,8 +6,8 @@
  *   VECTOR, INTEGERS, LANES      LANES f32 or int32 values, and their number
  *   load_block(x, in)            loads 32 values as VECTORs; returns the bits of the largest magnitude
  *   round_block(in, up, out)     a block times `up`, rounded to INTEGERS
- *   split_digits(v, high)        turns the INTEGERS v of a block, 254 * high + low, into high and, in v, low
- *   store_digits(q, bias, v)     writes the INTEGERS of a block, within -127 .. 127, as bytes, and their bias
+ *   store_activations(q, bias, v)
+ *                                writes the INTEGERS of a block, within -127 .. 127, as bytes, and their bias
  *   store_clamped(out, v)        writes the INTEGERS of a block, within -128 .. 128, as bytes within -127 .. 127
  *   store_codes(out, codes)      writes the INTEGERS of 32 codes of four bits as 16 bytes
  *   error_e2m1(in, up), codes_e2m1(x, up)
@@ -16,30 +16,23 @@
  *                                the same in levels of NORMAL4 */
 
 TARGET static void KERNEL(quantize)(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
-    const float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
+    const float steps = MXD_ACT_STEPS;
     for (size_t m = 0; m < rows; m++)
         for (size_t b = 0; b < k / BLOCK; b++) {
             VECTOR in[BLOCK / LANES];
-            INTEGERS v[BLOCK / LANES], high[BLOCK / LANES];
+            INTEGERS v[BLOCK / LANES];
             size_t at = m * (k / BLOCK) + b;
-            int16_t *bias = out->bias + at * (out->lo ? 4 : 2);
+            int16_t *bias = out->bias + at * 2;
             uint32_t bits = load_block(x + m * ldx + b * BLOCK, in);
             float largest = from_bits(bits);
             if (bits >= F32_INFINITY || largest < MXD_ACT_TINY) {
                 memset(out->q + at * BLOCK, 0, BLOCK);
-                if (out->lo) memset(out->lo + at * BLOCK, 0, BLOCK);
                 out->s[at] = bits >= F32_INFINITY ? NAN : 0;
-                memset(bias, 0, out->lo ? 8 : 4);
+                memset(bias, 0, 2 * sizeof *bias);
                 continue;
             }
             round_block(in, steps / largest, v);
-            if (out->lo) {
-                split_digits(v, high);
-                store_digits(out->q + at * BLOCK, bias, high);
-                store_digits(out->lo + at * BLOCK, bias + 2, v);
-            } else {
-                store_digits(out->q + at * BLOCK, bias, v);
-            }
+            store_activations(out->q + at * BLOCK, bias, v);
             out->s[at] = largest / steps;
         }
 }

@@ -48,7 +48,7 @@ static uint32_t largest_bits(const float *x) {
 
 static void mxd_quantize_ref(const float *x, size_t ldx, size_t rows, size_t k, const mxd_act *out) {
     assert(k % BLOCK == 0 && ldx >= k);
-    float steps = out->lo ? MXD_ACT_STEPS2 : MXD_ACT_STEPS;
+    const float steps = MXD_ACT_STEPS;
     for (size_t m = 0; m < rows; m++) {
         for (size_t b = 0; b < k / BLOCK; b++) {
             const float *v = x + m * ldx + b * BLOCK;
@@ -57,21 +57,14 @@ static void mxd_quantize_ref(const float *x, size_t ldx, size_t rows, size_t k, 
             bool fault = !isfinite(largest); /* NaN or Inf must reach the output */
             bool present = !fault && largest >= MXD_ACT_TINY;
             float upscale = present ? steps / largest : 0;
-            int digits = out->lo ? 2 : 1;
-            int16_t sums[4] = {0};
+            int16_t sums[2] = {0};
             for (int i = 0; i < BLOCK; i++) {
                 /* At most steps * (1 + 2^-23), which rounds to steps. */
-                int32_t value = present ? (int32_t)rintf(v[i] * upscale) : 0;
-                int32_t high = out->lo ? (int32_t)rintf((float)value * (1.0f / MXD_ACT_DIGIT)) : value;
-                int32_t low = value - MXD_ACT_DIGIT * high;
-                out->q[at * BLOCK + (size_t)i] = (int8_t)high;
-                sums[i / 2 % 2] += (int16_t)high;
-                if (!out->lo) continue;
-                out->lo[at * BLOCK + (size_t)i] = (int8_t)low;
-                sums[2 + i / 2 % 2] += (int16_t)low;
+                int8_t q = present ? (int8_t)rintf(v[i] * upscale) : 0;
+                out->q[at * BLOCK + (size_t)i] = q;
+                sums[i / 2 % 2] += q;
             }
-            for (int i = 0; i < 2 * digits; i++)
-                out->bias[at * 2 * (size_t)digits + (size_t)i] = (int16_t)(-MXD_E2M1_BIAS * sums[i]);
+            for (size_t i = 0; i < 2; i++) out->bias[at * 2 + i] = (int16_t)(-MXD_E2M1_BIAS * sums[i]);
             out->s[at] = fault ? NAN : present ? largest / steps : 0;
         }
     }
@@ -96,27 +89,27 @@ static int32_t dot_mxint8(const uint8_t *block, int row, const int8_t *q) {
     return d;
 }
 
-/* Return the dot product with whole activations, from those with their digits. */
-static int32_t dot_digits(int32_t (*dot)(const uint8_t *, int, const int8_t *), const uint8_t *block, int row,
-                          const mxd_act *x, size_t at) {
-    int32_t d = dot(block, row, x->q + at * BLOCK);
-    return x->lo ? MXD_ACT_DIGIT * d + dot(block, row, x->lo + at * BLOCK) : d;
-}
-
 static void mxd_matmul_mxfp4_ref(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                  const mxd_act *x, size_t rows, float *y, size_t ldy) {
     assert(ldy >= ntiles * TILE);
-    const uint8_t *planes[2] = {base, residual};
     for (size_t t = 0; t < ntiles; t++)
         for (size_t m = 0; m < rows; m++)
             for (int i = 0; i < TILE; i++) {
                 float acc = 0;
-                for (size_t b = 0; b < nblocks; b++)
-                    for (int p = 0; p < 2 && planes[p]; p++) {
-                        const uint8_t *block = planes[p] + (t * nblocks + b) * FP4_BYTES;
-                        int32_t d = dot_digits(dot_mxfp4, block, i, x, m * nblocks + b);
-                        acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * MXFP4_UNIT), acc);
+                for (size_t b = 0; b < nblocks; b++) {
+                    const uint8_t *block = base + (t * nblocks + b) * FP4_BYTES;
+                    const int8_t *q = x->q + (m * nblocks + b) * BLOCK;
+                    uint8_t code = block[i];
+                    int32_t d = dot_mxfp4(block, i, q);
+                    if (residual) {
+                        block = residual + (t * nblocks + b) * FP4_BYTES;
+                        int rho = code - block[i];
+                        assert(rho >= 0 && rho <= MXD_RESIDUAL_REACH);
+                        code = block[i];
+                        d = d * (1 << rho) + dot_mxfp4(block, i, q); /* the sum of 2^rho * b + r times q */
                     }
+                    acc = fmaf((float)d, e8m0(code) * (x->s[m * nblocks + b] * MXFP4_UNIT), acc);
+                }
                 y[m * ldy + t * TILE + (size_t)i] = acc;
             }
 }
@@ -131,7 +124,7 @@ static void mxd_matmul_mxint8_ref(const uint8_t *base, const uint8_t *residual, 
                 float acc = 0;
                 for (size_t b = 0; b < nblocks; b++) {
                     const uint8_t *block = base + (t * nblocks + b) * INT8_BYTES;
-                    int32_t d = dot_digits(dot_mxint8, block, i, x, m * nblocks + b);
+                    int32_t d = dot_mxint8(block, i, x->q + (m * nblocks + b) * BLOCK);
                     acc = fmaf((float)d, e8m0(block[i]) * (x->s[m * nblocks + b] * MXINT8_UNIT), acc);
                 }
                 y[m * ldy + t * TILE + (size_t)i] = acc;
@@ -257,7 +250,7 @@ static void mxd_attention_mx_ref(const mxd_act *q, size_t heads, const mxd_span 
                                  float scale, float *scores, float *out) {
     size_t n = 0;
     for (size_t s = 0; s < count; s++) n += spans[s].n;
-    assert(heads && n && IS_BLOCKED(d) && !q->lo);
+    assert(heads && n && IS_BLOCKED(d));
     for (size_t h = 0; h < heads; h++) {
         float *w = scores + h * n;
         size_t at = 0;

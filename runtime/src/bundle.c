@@ -13,7 +13,7 @@
 #error "bundles are mapped in place: a little-endian machine is required"
 #endif
 
-enum { HEADER_BYTES = 64, ENTRY_BYTES = 64, SECTION_ALIGN = 65536, TENSOR_BYTES = 128 };
+enum { VERSION = 2, HEADER_BYTES = 64, ENTRY_BYTES = 64, SECTION_ALIGN = 65536, TENSOR_BYTES = 128 };
 
 static const uint8_t MAGIC[8] = {0x89, 'M', 'X', 'B', '\r', '\n', 0x1A, '\n'};
 
@@ -52,9 +52,9 @@ static mxd_status check_header(const mxd_bundle *b, uint32_t *count) {
         return mxd_refuse(b, MXD_BAD_MAGIC, "not an mxdraft bundle (wrong magic)");
     if (len < HEADER_BYTES) return mxd_refuse(b, MXD_BAD_LENGTH, "truncated: %zu bytes, not even a header", len);
     uint32_t version = mxd_load_u32(map + 8);
-    if (version != 1)
-        return mxd_refuse(b, MXD_BAD_VERSION, "bundle version %u, this runtime reads version 1: pack it again",
-                          version);
+    if (version != VERSION)
+        return mxd_refuse(b, MXD_BAD_VERSION, "bundle version %u, this runtime reads version %d: pack it again", version,
+                          VERSION);
     uint64_t claimed = mxd_load_u64(map + 16);
     if (claimed != len)
         return mxd_refuse(b, MXD_BAD_LENGTH, "%zu bytes, but the header says %llu: copy the file again", len,

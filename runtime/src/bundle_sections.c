@@ -38,12 +38,27 @@ static mxd_status need_f32(const mxd_bundle *b, const mxd_section *in, const cha
     return status;
 }
 
-/* Set one plane of an MXFP4 matrix: 0 base, 1 residual. */
+/* Check that base and residual make up one int8 operand in every block of a matrix. */
+static mxd_status check_reach(const mxd_bundle *b, const char *name, const mxd_matrix *w) {
+    size_t bytes = mxd_pad_tile(w->rows) / MXD_TILE_ROWS * (w->cols / MXD_BLOCK) * MXD_MXFP4_BLOCK_BYTES;
+    for (size_t block = 0; block < bytes; block += MXD_MXFP4_BLOCK_BYTES)
+        for (size_t i = block; i < block + MXD_TILE_ROWS; i++) {
+            int rho = w->base[i] - w->residual[i];
+            if (rho < 0 || rho > MXD_RESIDUAL_REACH)
+                return mxd_refuse(b, MXD_BAD_SCALE,
+                                  "tensor '%s' in 'target.residual' has a scale out of its base's reach", name);
+        }
+    return MXD_OK;
+}
+
+/* Set one plane of an MXFP4 matrix: 0 base, 1 residual, which comes second. */
 static mxd_status need_matrix(const mxd_bundle *b, const mxd_section *in, const char *name, uint32_t rows,
                               uint32_t cols, int plane, mxd_matrix *out) {
     out->rows = rows;
     out->cols = cols;
-    return mxd_bundle_need_tensor(b, in, name, MXD_DTYPE_MXFP4T, rows, cols, plane ? &out->residual : &out->base);
+    mxd_status status = mxd_bundle_need_tensor(b, in, name, MXD_DTYPE_MXFP4T, rows, cols,
+                                               plane ? &out->residual : &out->base);
+    return !status && plane ? check_reach(b, name, out) : status;
 }
 
 static mxd_status read_layer(const mxd_bundle *b, const mxd_section *in, uint32_t l, int plane, mxd_layer *layer) {

@@ -25,12 +25,11 @@ enum {
 
 /* ---- memory ---- */
 
-static mxd_input take_input(mxd_arena *a, size_t rows, size_t widest, int precision) {
+static mxd_input take_input(mxd_arena *a, size_t rows, size_t widest) {
     mxd_input in = {.rows = mxd_take(a, rows * widest, sizeof(float))};
     in.act.q = mxd_take(a, rows * widest, sizeof(int8_t));
-    in.act.lo = precision ? mxd_take(a, rows * widest, sizeof(int8_t)) : NULL; /* full: 16-bit activations */
     in.act.s = mxd_take(a, rows * widest / MXD_BLOCK, sizeof(float));
-    in.act.bias = mxd_take(a, rows * widest / MXD_BLOCK * (precision ? 2 : 1), 2 * sizeof(int16_t));
+    in.act.bias = mxd_take(a, rows * widest / MXD_BLOCK, 2 * sizeof(int16_t));
     return in;
 }
 
@@ -49,7 +48,7 @@ static size_t widest_input(const mxd_engine *g) {
 /* Take what only one thread uses. */
 static void take_of_thread(mxd_engine *g, mxd_arena *a, uint32_t thread, size_t widest) {
     size_t rows = g->max_rows;
-    mxd_input input = take_input(a, MXD_FEW_ROWS, widest, g->precision);
+    mxd_input input = take_input(a, MXD_FEW_ROWS, widest);
     mxd_head_part part = {.logits = mxd_take(a, rows * MXD_HEAD_COLUMNS, sizeof(float))};
     part.best = mxd_take(a, rows, sizeof *part.best);
     part.second = mxd_take(a, rows, sizeof *part.second);
@@ -75,11 +74,11 @@ static void take_pass(mxd_engine *g, mxd_arena *a) {
     g->scores = mxd_take(a, g->plan.threads * group * g->plan.ctx, sizeof(float));
     g->queries = g->kv.format == MXD_ROW_F16 ? NULL : mxd_take(a, g->plan.threads, sizeof *g->queries);
     for (uint32_t i = 0; i < g->plan.threads && g->kv.format != MXD_ROW_F16; i++) {
-        mxd_act act = take_input(a, group, c->head_dim, 0).act;
+        mxd_act act = take_input(a, group, c->head_dim).act;
         if (a->base) g->queries[i] = act;
     }
     g->logits = mxd_take(a, g->logit_rows * mxd_pad_tile(c->vocab), sizeof(float));
-    g->shared = take_input(a, rows, widest, g->precision);
+    g->shared = take_input(a, rows, widest);
     g->own = mxd_take(a, g->plan.threads, sizeof *g->own);
     g->head_parts = mxd_take(a, g->plan.threads, sizeof *g->head_parts);
     for (uint32_t i = 0; i < g->plan.threads; i++) take_of_thread(g, a, i, widest);

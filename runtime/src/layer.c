@@ -28,18 +28,13 @@ const mxd_input *mxd_input_of(const mxd_worker *w, size_t rows, size_t *from, si
 }
 
 mxd_act mxd_act_of(const mxd_worker *w, size_t rows) {
-    mxd_act act = is_few(w, rows) ? w->g->own[w->thread].act : w->g->shared.act;
-    if (!w->g->pass_precision) act.lo = NULL;
-    return act;
+    return is_few(w, rows) ? w->g->own[w->thread].act : w->g->shared.act;
 }
 
 void mxd_finish_input(const mxd_worker *w, size_t rows, const float *x, size_t k, size_t from, size_t to) {
     mxd_act act = mxd_act_of(w, rows);
     size_t block = from * (k / MXD_BLOCK);
-    mxd_act out = {.q = act.q + from * k,
-                   .lo = act.lo ? act.lo + from * k : NULL,
-                   .s = act.s + block,
-                   .bias = act.bias + block * (act.lo ? 4 : 2)};
+    mxd_act out = {.q = act.q + from * k, .s = act.s + block, .bias = act.bias + block * 2};
     w->g->kernels.quantize(x + from * k, k, to - from, k, &out);
     if (!is_few(w, rows)) mxd_barrier(w);
 }

@@ -27,7 +27,7 @@ void mxd_my_part(const mxd_worker *w, size_t total, size_t *from, size_t *to);
 /* Return the input of the next product of `rows` rows: each thread's own if they are few, else all threads'. This
  * thread must prepare its rows from..to. */
 const mxd_input *mxd_input_of(const mxd_worker *w, size_t rows, size_t *from, size_t *to);
-/* Return the input's quantized rows, with as many digits as the pass has. */
+/* Return the input's quantized rows. */
 mxd_act mxd_act_of(const mxd_worker *w, size_t rows);
 /* Quantize rows from..to of x (k wide) into the input, and wait until all rows are there. */
 void mxd_finish_input(const mxd_worker *w, size_t rows, const float *x, size_t k, size_t from, size_t to);

@@ -1,5 +1,6 @@
 /* Kernels that are wrong on purpose, with one mistake each. */
 #include <signal.h>
+#include <stdlib.h>
 
 #include "harness.h"
 
@@ -115,3 +116,43 @@ void init_broken(mxd_kernels *k, mxd_kernel_names *n) {
 #define BIND(type, op) MXD_BIND(k, n, op, broken);
     MXD_KERNELS(BIND)
 }
+
+/* ---- the sum of two planes: more mistakes, a level each ---- */
+
+/* Multiply with wrong scale codes where rho is 3, in the last row of each tile only. `shift` is how far the codes of
+ * the two planes are off. */
+static void multiply_shifted(const int shift[2], const uint8_t *base, const uint8_t *residual, size_t nblocks,
+                             size_t ntiles, const mxd_act *x, size_t rows, float *y, size_t ldy) {
+    size_t bytes = residual ? ntiles * nblocks * FP4_BYTES : 0;
+    uint8_t *wrong_base = malloc(bytes + 1), *wrong_residual = malloc(bytes + 1);
+    if (!wrong_base || !wrong_residual) abort();
+    if (residual) {
+        memcpy(wrong_base, base, bytes);
+        memcpy(wrong_residual, residual, bytes);
+    }
+    for (size_t at = TILE - 1; at < bytes; at += FP4_BYTES) {
+        int b = base[at] + shift[0], r = residual[at] + shift[1];
+        if (base[at] - residual[at] != MXD_RESIDUAL_REACH || b > 254 || r > 254) continue;
+        wrong_base[at] = (uint8_t)b;
+        wrong_residual[at] = (uint8_t)r;
+    }
+    ref.matmul_mxfp4(residual ? wrong_base : base, residual ? wrong_residual : NULL, nblocks, ntiles, x, rows, y, ldy);
+    free(wrong_base);
+    free(wrong_residual);
+}
+
+#define SHIFTED(level, shift_base, shift_residual)                                                                    \
+    static void mxd_matmul_mxfp4_##level(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles, \
+                                         const mxd_act *x, size_t rows, float *y, size_t ldy) {                       \
+        multiply_shifted((const int[2]){shift_base, shift_residual}, base, residual, nblocks, ntiles, x, rows, y,     \
+                         ldy);                                                                                        \
+    }                                                                                                                 \
+    void init_##level(mxd_kernels *k, mxd_kernel_names *n) {                                                          \
+        mxd_kernel_names names;                                                                                       \
+        mxd_kernels_init_ref(&ref, &names);                                                                           \
+        MXD_BIND(k, n, matmul_mxfp4, level);                                                                          \
+    }
+
+SHIFTED(rho_ignored, -3, 0)
+SHIFTED(rho_off, -1, 0)
+SHIFTED(scale_of_base, 3, 3)

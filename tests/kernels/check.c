@@ -3,8 +3,8 @@
  *   check [-s SEED] [-n ITERATIONS] [-k KERNEL] [-b | -l] [LEVEL ...]
  *
  * Without LEVEL: all levels of this CPU. -b times instead of checking, -l lists what the levels bind. Prints one line
- * per kernel and level; exits with 1 if any failed. Two levels run only when named: "emulated-avx512", which is avx512
- * on any machine, and "broken", which must fail in every kernel. */
+ * per kernel and level; exits with 1 if any failed. Some levels run only when named: "emulated-avx512", which is avx512
+ * on any machine, and "broken", "rho_ignored", "rho_off" and "scale_of_base", which must fail in every kernel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,14 +122,18 @@ static bool always(void) {
 }
 
 static const mxd_cpu_level *find_level(const char *name) {
-    static const mxd_cpu_level BROKEN = {"broken", always, init_broken};
     static const mxd_cpu_level EMULATED = {"avx512", always, init_emulated_avx512};
+    static const mxd_cpu_level WRONG[] = {{"broken", always, init_broken},
+                                          {"rho_ignored", always, init_rho_ignored},
+                                          {"rho_off", always, init_rho_off},
+                                          {"scale_of_base", always, init_scale_of_base}};
     size_t count;
     const mxd_cpu_level *known = mxd_cpu_levels(&count);
     for (size_t i = 0; i < count; i++)
         if (!strcmp(name, known[i].name)) return &known[i];
-    if (!strcmp(name, "emulated-avx512")) return &EMULATED;
-    return strcmp(name, BROKEN.name) ? NULL : &BROKEN;
+    for (size_t i = 0; i < sizeof WRONG / sizeof *WRONG; i++)
+        if (!strcmp(name, WRONG[i].name)) return &WRONG[i];
+    return strcmp(name, "emulated-avx512") ? NULL : &EMULATED;
 }
 
 static bool known_kernel(const char *name) {

@@ -5,7 +5,7 @@
 
 #include "../../runtime/kernels/level.h"
 
-enum { MAX_SIZES = 5, MAX_BUFFERS = 12, MAX_BENCH = 4 };
+enum { MAX_SIZES = 5, MAX_BUFFERS = 12, MAX_BENCH = 7 };
 
 typedef enum element { U8, I8, I16, F16, F32 } element;
 
@@ -59,6 +59,10 @@ void init_emulated_avx512(mxd_kernels *k, mxd_kernel_names *n);
 
 /* A level whose kernels are all wrong, each in its own way: proof that the harness notices. */
 void init_broken(mxd_kernels *k, mxd_kernel_names *n);
+/* Levels whose sum of two planes is wrong: without rho; with rho off by one; with the base's scale. */
+void init_rho_ignored(mxd_kernels *k, mxd_kernel_names *n);
+void init_rho_off(mxd_kernels *k, mxd_kernel_names *n);
+void init_scale_of_base(mxd_kernels *k, mxd_kernel_names *n);
 
 /* Map the regions that hold buffers, and catch accesses to their guards. */
 void harness_init(void);

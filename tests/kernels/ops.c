@@ -16,10 +16,9 @@ static bool row_sizes(size_t index, size_t *size) {
     return index < COUNT(ROWS) * COUNT(WIDTHS);
 }
 
-static bool quantize_sizes(size_t index, size_t *size) { /* rows, k, ldx, digits */
-    bool more = row_sizes(index / 2, size);
-    size[2] = size[1] + TILE * (index / 2 % 3);
-    size[3] = 1 + index % 2;
+static bool quantize_sizes(size_t index, size_t *size) { /* rows, k, ldx */
+    bool more = row_sizes(index, size);
+    size[2] = size[1] + TILE * (index % 3);
     return more;
 }
 
@@ -28,9 +27,8 @@ static void run_quantize(trial *t) {
     const float *x = take_f32(t, "x", (rows - 1) * ldx + k);
     mxd_act out;
     out.q = take(t, "q", I8, rows * k);
-    out.lo = t->size[3] == 2 ? take(t, "lo", I8, rows * k) : NULL;
     out.s = take(t, "s", F32, rows * (k / BLOCK));
-    out.bias = take(t, "bias", I16, rows * (k / BLOCK) * t->size[3] * 2);
+    out.bias = take(t, "bias", I16, rows * (k / BLOCK) * 2);
     while (running(t)) t->kernels->quantize(x, ldx, rows, k, &out);
 }
 
@@ -52,41 +50,47 @@ static uint8_t *take_tiles(trial *t, const char *name, size_t blocks, size_t blo
     return w;
 }
 
-/* Take activations as quantize makes them: digits within +-127; s from 2^-115 up, or 0 or NaN if all digits are 0. */
-static mxd_act take_act(trial *t, size_t rows, size_t k, int digits) {
+/* Take the residual plane of `base`: tiles whose scale codes are 0 .. MXD_RESIDUAL_REACH below those of the base. */
+static uint8_t *take_residual(trial *t, const uint8_t *base, size_t blocks) {
+    uint8_t *w = take_tiles(t, "residual", blocks, FP4_BYTES);
+    for (size_t b = 0; b < blocks; b++)
+        for (size_t at = b * FP4_BYTES; at < b * FP4_BYTES + TILE; at++) {
+            uint8_t rho = (uint8_t)pick(t, MXD_RESIDUAL_REACH + 1);
+            w[at] = base[at] < rho ? 0 : base[at] - rho;
+        }
+    return w;
+}
+
+/* Take activations as quantize makes them: q within +-127; s from 2^-115 up, or 0 or NaN if all q are 0. */
+static mxd_act take_act(trial *t, size_t rows, size_t k) {
     size_t blocks = rows * (k / BLOCK);
     mxd_act x;
     x.q = take(t, "q", I8, rows * k);
-    x.lo = digits == 2 ? take(t, "lo", I8, rows * k) : NULL;
     x.s = take(t, "s", F32, blocks);
-    x.bias = take(t, "bias", I16, blocks * (size_t)digits * 2);
+    x.bias = take(t, "bias", I16, blocks * 2);
     bool modest = t->style == PLAIN || t->style == TIES;
     for (size_t b = 0; b < blocks; b++) {
         bool empty = pick(t, 16) == 0;
         int exponent = modest ? (int)pick(t, 8) - 10 : (int)pick(t, 236) - 115;
         float mantissa = 1 + (float)pick(t, 1 << 23) * 0x1p-23f;
         x.s[b] = !empty ? ldexpf(mantissa, exponent) : t->style == NONFINITE ? NAN : 0;
-        int16_t *bias = x.bias + b * (size_t)digits * 2;
-        for (int i = 0; i < 2 * digits; i++) bias[i] = 0;
+        int16_t *bias = x.bias + b * 2;
+        bias[0] = bias[1] = 0;
         int8_t extreme = pick(t, 2) ? 127 : -127;
         for (size_t i = 0; i < BLOCK; i++) {
-            size_t at = b * BLOCK + i;
-            for (int digit = 0; digit < digits; digit++) {
-                int8_t any = (int8_t)((int)pick(t, 255) - 127), q = t->style == TIES ? extreme : any;
-                q = empty ? 0 : q;
-                (digit ? x.lo : x.q)[at] = q;
-                bias[2 * digit + (int)(i / 2 % 2)] -= (int16_t)(MXD_E2M1_BIAS * q);
-            }
+            int8_t any = (int8_t)((int)pick(t, 255) - 127), q = t->style == TIES ? extreme : any;
+            q = empty ? 0 : q;
+            x.q[b * BLOCK + i] = q;
+            bias[i / 2 % 2] -= (int16_t)(MXD_E2M1_BIAS * q);
         }
     }
     return x;
 }
 
-static bool matmul_sizes(size_t index, size_t *size) { /* rows, K, tiles, planes, digits */
-    bool more = row_sizes(index / 4, size);
-    size[2] = size[0] * size[1] > 5000 ? 1 : 1 + index / 4 % 5;
+static bool matmul_sizes(size_t index, size_t *size) { /* rows, K, tiles, planes */
+    bool more = row_sizes(index / 2, size);
+    size[2] = size[0] * size[1] > 5000 ? 1 : 1 + index / 2 % 5;
     size[3] = 1 + index % 2;
-    size[4] = 1 + index / 2 % 2;
     return more;
 }
 
@@ -98,8 +102,8 @@ static void run_matmul(trial *t, mxd_matmul_fn *matmul, size_t block_bytes) {
     size_t rows = t->size[0], k = t->size[1], ntiles = t->size[2], nblocks = k / BLOCK;
     size_t width = ntiles * TILE, ldy = width + TILE * (rows % 3);
     const uint8_t *base = take_tiles(t, "base", ntiles * nblocks, block_bytes);
-    const uint8_t *residual = t->size[3] == 2 ? take_tiles(t, "residual", ntiles * nblocks, block_bytes) : NULL;
-    mxd_act x = take_act(t, rows, k, (int)t->size[4]);
+    const uint8_t *residual = t->size[3] == 2 ? take_residual(t, base, ntiles * nblocks) : NULL;
+    mxd_act x = take_act(t, rows, k);
     float *y = take(t, "y", F32, (rows - 1) * ldy + width);
     while (running(t)) matmul(base, residual, nblocks, ntiles, &x, rows, y, ldy);
 }
@@ -263,7 +267,7 @@ static void run_attention_mx(trial *t) {
     size_t d = t->size[3], heads = t->size[4], count = 0, n = 0;
     size_t turn = t->size[0] % 3; /* every format in every place */
     mxd_span spans[3];
-    mxd_act q = take_act(t, heads, d, 1);
+    mxd_act q = take_act(t, heads, d);
     for (size_t s = 0; s < 3; s++) {
         if (!t->size[s]) continue;
         mxd_row_format format = FORMATS[(s + turn) % 3];
@@ -282,19 +286,19 @@ static void run_attention_mx(trial *t) {
 /* Times are those of SmolLM2-135M's shapes. */
 const op OPS[] = {
     {OP(quantize),
-     {"rows", "k", "ldx", "digits"},
+     {"rows", "k", "ldx"},
      quantize_sizes,
-     {{1, 576, 576, 1}, {1, 1536, 1536, 1}, {1, 576, 576, 2}},
+     {{1, 576, 576}, {1, 1536, 1536}},
      run_quantize},
     {OP(matmul_mxfp4),
-     {"rows", "k", "ntiles", "planes", "digits"},
+     {"rows", "k", "ntiles", "planes"},
      matmul_sizes,
-     {{1, 576, 96, 1, 1}, {4, 576, 96, 1, 1}, {8, 576, 96, 1, 1}, {1, 576, 96, 2, 2}},
+     {{1, 576, 96, 1}, {1, 576, 96, 2}, {4, 576, 96, 1}, {4, 576, 96, 2}, {8, 576, 96, 1}, {8, 576, 96, 2}},
      run_matmul_mxfp4},
     {OP(matmul_mxint8),
-     {"rows", "k", "ntiles", "planes", "digits"},
+     {"rows", "k", "ntiles", "planes"},
      one_plane_sizes,
-     {{1, 576, 96, 1, 1}, {4, 576, 96, 1, 1}, {8, 576, 96, 1, 1}, {1, 576, 96, 1, 2}},
+     {{1, 576, 96, 1}, {4, 576, 96, 1}, {8, 576, 96, 1}},
      run_matmul_mxint8},
     {OP(rmsnorm), {"n", "in_place"}, rmsnorm_sizes, {{576, 0}}, run_rmsnorm},
     {OP(rope), {"d"}, rope_sizes, {{64}}, run_rope},

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32
-# Activation integers reach this far from zero: 8 bits, and in full precision two digits (254 * high + low).
-ACTIVATION_STEPS = {"base": 127, "full": 254 * 127}
-ACTIVATION_TINY = 2.0**-100  # below it, steps / max|x| would overflow
+ACTIVATION_STEPS = 127  # activation integers reach this far from zero
+ACTIVATION_TINY = 2.0**-100  # below it, 127 / max|x| would overflow
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 # Code of the doubled value d at d + 12; -0 is stored as +0.
 _CODE_OF_DOUBLED = np.zeros(25, np.uint8)
 _CODE_OF_DOUBLED[(2 * E2M1_VALUES).astype(np.int8) + 12] = [*range(8), 0, *range(9, 16)]
+RESIDUAL_REACH = 3  # so many powers of two a residual block's exponent may lie below its base block's
 _CHUNK = 4096  # blocks worked on at a time, so that intermediate results stay in the cache
 
 Format = Literal["mxfp4", "mxint8"]
@@ -56,17 +56,7 @@ def quantize(x: NDArray[np.float32], format: Format = "mxfp4", rule: Rule = "flo
     neighbouring exponents). Raises ValueError on NaN or Inf (with its index) and on a last axis that is no
     multiple of 32.
     """
-    x = np.ascontiguousarray(x, np.float32)
-    if x.ndim == 0 or x.shape[-1] % BLOCK or x.size == 0:
-        raise ValueError(f"shape {x.shape}: the last axis must be a positive multiple of {BLOCK}")
-    finite = np.isfinite(x)
-    if not finite.all():
-        index = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise ValueError(f"value {x[index]} at index {index} cannot be quantized")
-    blocks = x.reshape(-1, BLOCK)
-    amax = np.abs(blocks).max(axis=1)
-    # frexp: amax = m * 2**e with m in [.5, 1), so floor(log2(amax)) = e - 1, exactly, also for subnormals.
-    exponent = np.where(amax > 0, np.frexp(amax)[1].astype(np.int32) - 1, -1000)
+    blocks, exponent = _blocks(x)
     if format == "mxint8":
         if rule != "floor":
             raise ValueError("mxint8 has only the rule 'floor'")
@@ -74,40 +64,46 @@ def quantize(x: NDArray[np.float32], format: Format = "mxfp4", rule: Rule = "flo
         q = np.rint(np.ldexp(blocks, (6 - exponent)[:, None]))
         data = np.clip(q, -127, 127).astype(np.int8).reshape(x.shape)
         return MXTensor(format, data, _scale_bytes(exponent, x.shape), rule)
-    exponent = np.clip(exponent - 2, -127, 127)
-    data = np.empty((len(blocks), BLOCK // 2), np.uint8)
-    for start in range(0, len(blocks), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        columns = np.ascontiguousarray(blocks[chunk].T)  # [32, blocks]: element k of all blocks is contiguous
-        if rule == "search":
-            exponent[chunk] = _search(columns, exponent[chunk])
-        codes = _CODE_OF_DOUBLED[(2 * _scaled_e2m1(columns, exponent[chunk]) + 12).astype(np.uint8)]
-        data[chunk] = (codes[0::2] | (codes[1::2] << 4)).T
-    exponent[amax == 0] = -127
-    return MXTensor(format, data.reshape(*x.shape[:-1], -1), _scale_bytes(exponent, x.shape), rule)
+    low, high = np.full(len(blocks), -127), np.full(len(blocks), 127)
+    return _encode_mxfp4(blocks, exponent - 2, low, high, rule, x.shape)
 
 
-def quantize_activations(
-    x: NDArray[np.float32], steps: int = ACTIVATION_STEPS["base"]
-) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+def quantize_residual(x: NDArray[np.float32], base: MXTensor, rule: Rule = "search") -> MXTensor:
+    """Quantize to MXFP4 what plane ``base`` leaves of a weight: ``x`` = weight − dequantize(base).
+
+    Each exponent of ``rule`` (with ``search``, each candidate) is first brought to the base block's own or at
+    most RESIDUAL_REACH below it. Then base and residual of an element are one int8 number times the
+    residual's scale: 2**(difference of exponents) times the doubled base element, plus the doubled residual.
+    Raises ValueError as ``quantize`` does.
+    """
+    blocks, exponent = _blocks(x)
+    if x.shape != base.shape:
+        raise ValueError(f"shape {x.shape} is not the base plane's, {base.shape}")
+    high = base.scale.ravel().astype(np.int32) - 127
+    low = np.maximum(high - RESIDUAL_REACH, -127)
+    return _encode_mxfp4(blocks, exponent - 2, low, high, rule, x.shape)
+
+
+def quantize_activations(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantize rows that enter a matrix product as the runtime does: integers [..., K], f32 scale [...,
     K/32].
 
-    Activations are never stored, so their scale need not be a power of two: it is max|x| / ``steps``. NaN or
-    Inf makes its block's scale NaN; a block below ``ACTIVATION_TINY`` becomes zeros with scale 0.
+    Activations are never stored, so their scale need not be a power of two: it is max|x| / ACTIVATION_STEPS.
+    NaN or Inf makes its block's scale NaN; a block below ``ACTIVATION_TINY`` becomes zeros with scale 0.
     """
     blocks = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, BLOCK)
     amax = np.abs(blocks).max(axis=-1)
     finite = np.isfinite(amax)
     present = finite & (amax >= ACTIVATION_TINY)
-    upscale = np.divide(np.float32(steps), amax, where=present, out=np.zeros_like(amax))
-    scale = np.where(present, amax, np.where(finite, 0, np.nan)).astype(np.float32) / np.float32(steps)
-    q = np.zeros(blocks.shape, np.int16)
+    upscale = np.divide(np.float32(ACTIVATION_STEPS), amax, where=present, out=np.zeros_like(amax))
+    scale = np.where(present, amax, np.where(finite, 0, np.nan)).astype(np.float32)
+    scale /= np.float32(ACTIVATION_STEPS)
+    q = np.zeros(blocks.shape, np.int8)
     q[present] = np.rint(blocks[present] * upscale[present, None])
     return q.reshape(x.shape), scale
 
 
-def dequantize_activations(q: NDArray[np.int16], scale: NDArray[np.float32]) -> NDArray[np.float32]:
+def dequantize_activations(q: NDArray[np.int8], scale: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the f32 values that a matrix product sees."""
     with np.errstate(over="ignore"):  # 127 * (max|x| / 127) may round up past the largest float
         values: NDArray[np.float32] = q.reshape(*scale.shape, BLOCK) * scale[..., None]
@@ -130,9 +126,48 @@ def dequantize(t: MXTensor) -> NDArray[np.float32]:
 
 
 def quantize_planes(x: NDArray[np.float32], rule: Rule = "search") -> tuple[MXTensor, MXTensor]:
-    """Quantize to base and residual MXFP4 planes: ``base = Q(x)``, ``residual = Q(x - base)``."""
+    """Quantize to MXFP4 planes: ``base = Q(x)``, and ``residual = Q(x - base)`` within base's reach."""
     base = quantize(x, "mxfp4", rule)
-    return base, quantize(np.asarray(x, np.float32) - dequantize(base), "mxfp4", rule)
+    return base, quantize_residual(np.asarray(x, np.float32) - dequantize(base), base, rule)
+
+
+def _blocks(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Blocks [n, 32] of ``x`` and floor(log2(max|x|)) of each (of zeros, −1000). Raises ValueError."""
+    x = np.ascontiguousarray(x, np.float32)
+    if x.ndim == 0 or x.shape[-1] % BLOCK or x.size == 0:
+        raise ValueError(f"shape {x.shape}: the last axis must be a positive multiple of {BLOCK}")
+    finite = np.isfinite(x)
+    if not finite.all():
+        index = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise ValueError(f"value {x[index]} at index {index} cannot be quantized")
+    blocks = x.reshape(-1, BLOCK)
+    amax = np.abs(blocks).max(axis=1)
+    # frexp: amax = m * 2**e with m in [.5, 1), so floor(log2(amax)) = e - 1, exactly, also for subnormals.
+    return blocks, np.where(amax > 0, np.frexp(amax)[1].astype(np.int32) - 1, -1000)
+
+
+def _encode_mxfp4(
+    blocks: NDArray[np.float32],
+    floor: NDArray[np.int32],
+    low: NDArray[np.int32],
+    high: NDArray[np.int32],
+    rule: Rule,
+    shape: tuple[int, ...],
+) -> MXTensor:
+    """MXFP4 of ``blocks``: exponents ``floor``, or with ``search`` the best next to it, in [low, high]; of
+    zeros, low."""
+    floor = floor.clip(-127, 127)
+    exponent = floor.clip(low, high)
+    data = np.empty((len(blocks), BLOCK // 2), np.uint8)
+    for start in range(0, len(blocks), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        columns = np.ascontiguousarray(blocks[chunk].T)  # [32, blocks]: element k of all blocks is contiguous
+        if rule == "search":
+            exponent[chunk] = _search(columns, floor[chunk], low[chunk], high[chunk])
+        codes = _CODE_OF_DOUBLED[(2 * _scaled_e2m1(columns, exponent[chunk]) + 12).astype(np.uint8)]
+        data[chunk] = (codes[0::2] | (codes[1::2] << 4)).T
+    exponent = np.where(blocks.any(axis=1), exponent, low)
+    return MXTensor("mxfp4", data.reshape(*shape[:-1], -1), _scale_bytes(exponent, shape), rule)
 
 
 def _scaled_e2m1(x: NDArray[np.float32], exponent: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -147,11 +182,13 @@ def _scaled_e2m1(x: NDArray[np.float32], exponent: NDArray[np.int32]) -> NDArray
     return rounded.clip(np.float32(-6), np.float32(6))
 
 
-def _search(x: NDArray[np.float32], floor: NDArray[np.int32]) -> NDArray[np.int32]:
+def _search(
+    x: NDArray[np.float32], floor: NDArray[np.int32], low: NDArray[np.int32], high: NDArray[np.int32]
+) -> NDArray[np.int32]:
     best = np.full(floor.shape, np.inf)
-    choice = floor.copy()
+    choice = floor.clip(low, high)
     for delta in (-1, 0, 1):
-        exponent = np.clip(floor + delta, -127, 127)
+        exponent = (floor + delta).clip(low, high)
         with np.errstate(over="ignore"):  # a candidate that overflows has an infinite error
             values = _scaled_e2m1(x, exponent) * np.ldexp(np.float32(1), exponent)
         error = np.zeros(floor.shape)

@@ -323,6 +323,7 @@ def _provenance(
         "source_sha256": metadata.source_sha256,
         "rule": metadata.rule,
         "recipe": metadata.recipe,
+        "smoothing": metadata.smoothing,
         "drafter": None if drafter is None else drafter.meta,
         "versions": {"mxdraft": __version__, **tools},
         "sha256": metadata.files | graphs | draft_files,

@@ -48,9 +48,9 @@ INLINE TARGET void score_block(mxd_row_format format, const mxd_act *q, int head
     float32x4_t scale = row_scales(format, vld1q_u32(codes));
     UNROLL for (int h = 0; h < heads; h++) {
         size_t at = (size_t)h * nblocks + b;
-        const int8x16_t digits[2] = {vld1q_s8(q->q + at * BLOCK), vld1q_s8(q->q + at * BLOCK + 16)};
+        const int8x16_t query[2] = {vld1q_s8(q->q + at * BLOCK), vld1q_s8(q->q + at * BLOCK + 16)};
         int32x4_t dots[LANES];
-        UNROLL for (int r = 0; r < LANES; r++) dots[r] = dot32(key[r], digits);
+        UNROLL for (int r = 0; r < LANES; r++) dots[r] = dot32(key[r], query);
         int32x4_t sum = vpaddq_s32(vpaddq_s32(dots[0], dots[1]), vpaddq_s32(dots[2], dots[3]));
         acc[h] = vfmaq_f32(acc[h], vcvtq_f32_s32(sum), vmulq_n_f32(scale, q->s[at]));
     }

@@ -8,9 +8,9 @@
 
 /* ---- matrix products ---- */
 
-enum { FEW_UNITS = 2, UNITS = 2, VECTORS = 4 };
+enum { FEW_ROWS = 2, PASS_ROWS = 2, VECTORS = 4 };
 
-/* Multiply 4 rows x 4 columns by broadcast digits, into 8 lanes of int16 for two rows each. Assembler, because the
+/* Multiply 4 rows x 4 columns by broadcast activations, into 8 lanes of int16 for two rows each. Assembler, because the
  * compiler sees that both halves of a broadcast are equal and then spends an instruction on moving the weights' upper
  * half down; volatile, so that it does not move these so far that it spills accumulators. */
 INLINE void multiply(int8x16_t w, int8x16_t q, int16x8_t *d01, int16x8_t *d23) {
@@ -23,60 +23,64 @@ INLINE void multiply_add(int8x16_t w, int8x16_t q, int16x8_t *d01, int16x8_t *d2
     __asm__ volatile("smlal2 %0.8h, %1.16b, %2.16b" : "+w"(*d23) : "w"(w), "w"(q));
 }
 
-/* Load columns 8*pair .. 8*pair+3 of a digit row into every lane of q0, the next four into those of q1. */
+/* Widen 8 sums of two products and add neighbours: to `sum`, or to 0 if they are the first. Assembler for the same
+ * reason as above. */
+INLINE void widen(int16x8_t products, bool first, int32x4_t *sum) {
+    if (first) __asm__ volatile("saddlp %0.4s, %1.8h" : "=w"(*sum) : "w"(products));
+    else __asm__ volatile("sadalp %0.4s, %1.8h" : "+w"(*sum) : "w"(products));
+}
+
+/* Load columns 8*pair .. 8*pair+3 of an activation row into every lane of q0, the next four into those of q1. */
 INLINE void broadcast_pair(const int8_t *q, int pair, int8x16_t *q0, int8x16_t *q1) {
     int32x2_t eight = vreinterpret_s32_s8(vld1_s8(q + 8 * pair));
     *q0 = vreinterpretq_s8_s32(vdupq_lane_s32(eight, 0));
     *q1 = vreinterpretq_s8_s32(vdupq_lane_s32(eight, 1));
 }
 
-/* Each vector holds 2 rows x 4 columns. Products accumulate in int16 (8 groups of columns of at most 12*127 fit); the
- * four columns of a row are added at the end of the block. */
-INLINE void dots_small(elements form, const uint8_t *w, const int8_t *const q[UNITS], int units, int v0,
-                       int V, int32x4_t d[UNITS][4]) {
-    int16x8_t d01[UNITS][4], d23[UNITS][4];
-    UNROLL for (int pair = 0; pair < 4; pair++) {
-        int8x16_t q0[UNITS], q1[UNITS];
-        UNROLL for (int u = 0; u < units; u++) broadcast_pair(q[u], pair, &q0[u], &q1[u]);
-        UNROLL for (int v = 0; v < V; v++) {
-            int8x16x2_t pairs = load_pair(form, w, pair, v0 + v);
-            UNROLL for (int u = 0; u < units; u++) {
-                if (pair == 0) multiply(pairs.val[0], q0[u], &d01[u][v], &d23[u][v]);
-                else multiply_add(pairs.val[0], q0[u], &d01[u][v], &d23[u][v]);
-            }
-            UNROLL for (int u = 0; u < units; u++) multiply_add(pairs.val[1], q1[u], &d01[u][v], &d23[u][v]);
-        }
+/* Multiply vector v of 8 columns: R rows. Each sum holds 2 rows x 4 columns. Products accumulate in int16 (8 groups of
+ * columns of at most 12*127 fit); the four columns of a row are added at the end of the block. */
+INLINE void multiply_small(int8x16x2_t columns, bool first, const int8x16_t *q0, const int8x16_t *q1, int R, int v,
+                           int16x8_t (*d01)[4], int16x8_t (*d23)[4]) {
+    UNROLL for (int r = 0; r < R; r++) {
+        if (first) multiply(columns.val[0], q0[r], &d01[r][v], &d23[r][v]);
+        else multiply_add(columns.val[0], q0[r], &d01[r][v], &d23[r][v]);
     }
-    UNROLL for (int u = 0; u < units; u++)
-        UNROLL for (int v = 0; v < V; v++) d[u][v] = vpaddlq_s16(vpaddq_s16(d01[u][v], d23[u][v]));
+    UNROLL for (int r = 0; r < R; r++) multiply_add(columns.val[1], q1[r], &d01[r][v], &d23[r][v]);
 }
 
-/* Products of int8 x int8 reach 128*127, so that two groups fit int16 before they are widened. */
-INLINE void dots_int8(const uint8_t *w, const int8_t *const q[UNITS], int units, int v0, int V,
-                      int32x4_t d[UNITS][4]) {
-    int32x4_t d01[UNITS][4], d23[UNITS][4];
-    UNROLL for (int pair = 0; pair < 4; pair++) {
-        int8x16_t q0[UNITS], q1[UNITS];
-        UNROLL for (int u = 0; u < units; u++) broadcast_pair(q[u], pair, &q0[u], &q1[u]);
-        UNROLL for (int v = 0; v < V; v++) {
-            int8x16x2_t pairs = load_pair(INT8, w, pair, v0 + v);
-            UNROLL for (int u = 0; u < units; u++) {
-                int16x8_t p01, p23;
-                multiply(pairs.val[0], q0[u], &p01, &p23);
-                multiply_add(pairs.val[1], q1[u], &p01, &p23);
-                d01[u][v] = pair ? vpadalq_s16(d01[u][v], p01) : vpaddlq_s16(p01);
-                d23[u][v] = pair ? vpadalq_s16(d23[u][v], p23) : vpaddlq_s16(p23);
-            }
-        }
+/* The same where products of bytes reach 128*127, so that two groups fit int16 before they are widened. */
+INLINE void multiply_large(int8x16x2_t columns, bool first, const int8x16_t *q0, const int8x16_t *q1, int R, int v,
+                           int32x4_t (*d01)[4], int32x4_t (*d23)[4]) {
+    UNROLL for (int r = 0; r < R; r++) {
+        int16x8_t p01, p23;
+        multiply(columns.val[0], q0[r], &p01, &p23);
+        multiply_add(columns.val[1], q1[r], &p01, &p23);
+        widen(p01, first, &d01[r][v]);
+        widen(p23, first, &d23[r][v]);
     }
-    UNROLL for (int u = 0; u < units; u++)
-        UNROLL for (int v = 0; v < V; v++) d[u][v] = vpaddq_s32(d01[u][v], d23[u][v]);
 }
 
-INLINE void dots(elements form, const uint8_t *w, const int8_t *const q[UNITS], int units, int v0, int V,
-                 int32x4_t d[UNITS][4]) {
-    if (form == INT8) dots_int8(w, q, units, v0, V, d);
-    else dots_small(form, w, q, units, v0, V, d);
+INLINE void dots(elements form, const weights *w, const int8_t *const q[PASS_ROWS], int R, int v0, int V,
+                 int32x4_t d[PASS_ROWS][4]) {
+    const bool small = form == PACKED || form == DECODED;
+    int16x8_t small01[PASS_ROWS][4], small23[PASS_ROWS][4];
+    int32x4_t d01[PASS_ROWS][4], d23[PASS_ROWS][4];
+    UNROLL for (int pair = 0; pair < 4; pair++) {
+        int8x16_t q0[PASS_ROWS], q1[PASS_ROWS];
+        UNROLL for (int r = 0; r < R; r++) broadcast_pair(q[r], pair, &q0[r], &q1[r]);
+#define MULTIPLY(columns, v)                                                              \
+    (small ? multiply_small(columns, pair == 0, q0, q1, R, v, small01, small23)           \
+           : multiply_large(columns, pair == 0, q0, q1, R, v, d01, d23))
+        UNROLL for (int v = 0; v < V; v += 2) { /* one instruction loads two vectors, if nothing comes in between */
+            int8x16x2_t even = load_pair(form, w, pair, v0 + v), odd = load_pair(form, w, pair, v0 + v + 1);
+            MULTIPLY(even, v);
+            MULTIPLY(odd, v + 1);
+        }
+#undef MULTIPLY
+    }
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int v = 0; v < V; v++)
+            d[r][v] = small ? vpaddlq_s16(vpaddq_s16(small01[r][v], small23[r][v])) : vpaddq_s32(d01[r][v], d23[r][v]);
 }
 
 #include "matmul_template.h"
@@ -180,13 +184,6 @@ INLINE void round_block(const float32x4_t in[8], float up, int32x4_t out[8]) {
     UNROLL for (int i = 0; i < 8; i++) out[i] = vcvtnq_s32_f32(vmulq_n_f32(in[i], up));
 }
 
-INLINE void split_digits(int32x4_t v[8], int32x4_t high[8]) {
-    UNROLL for (int i = 0; i < 8; i++) {
-        high[i] = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_f32_s32(v[i]), 1.0f / MXD_ACT_DIGIT));
-        v[i] = vmlsq_n_s32(v[i], high[i], MXD_ACT_DIGIT);
-    }
-}
-
 INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
     UNROLL for (int i = 0; i < 8; i += 4) {
         int16x8_t a = vcombine_s16(vmovn_s32(v[i]), vmovn_s32(v[i + 1]));
@@ -195,7 +192,7 @@ INLINE void store_bytes(int8_t *out, const int32x4_t v[8]) {
     }
 }
 
-INLINE void store_digits(int8_t *q, int16_t *bias, const int32x4_t v[8]) {
+INLINE void store_activations(int8_t *q, int16_t *bias, const int32x4_t v[8]) {
     store_bytes(q, v);
     int16x8_t pairs = vpadalq_s8(vpaddlq_s8(vld1q_s8(q)), vld1q_s8(q + 16));
     int16x4_t sums = vadd_s16(vget_low_s16(pairs), vget_high_s16(pairs));

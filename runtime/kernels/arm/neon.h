@@ -8,7 +8,7 @@
 
 #include <arm_neon.h>
 
-/* Forced, so that numbers of rows and digits are constants and accumulators stay in registers. */
+/* Forced, so that numbers of rows are constants and accumulators stay in registers. */
 #define INLINE static inline __attribute__((always_inline))
 
 #define VECTOR float32x4_t
@@ -33,40 +33,75 @@ INLINE int8x16_t e2m1_table(void) {
     return vld1q_s8(values);
 }
 
-/* The form of a block's elements: nibbles; bytes that were decoded from them, within +-12; any bytes. */
-typedef enum elements { PACKED, DECODED, INT8 } elements;
+/* The form of a block's elements: nibbles; nibbles of two planes, to be added; bytes that were decoded from the nibbles
+ * of one plane, within +-12; any bytes. */
+typedef enum elements { PACKED, SUM, DECODED, INT8 } elements;
 
 INLINE float unit_of(elements form) {
     return form == INT8 ? MXINT8_UNIT : MXFP4_UNIT;
 }
 
-/* Load columns 8*pair .. 8*pair+3 and the next four, of rows 4v .. 4v+3. */
-INLINE int8x16x2_t load_pair(elements form, const uint8_t *w, int pair, int v) {
-    if (form == PACKED) {
-        const int8x16_t table = e2m1_table();
-        uint8x16_t packed = vld1q_u8(w + 64 * pair + 16 * v);
-        return (int8x16x2_t){{vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15))),
-                              vqtbl1q_s8(table, vshrq_n_u8(packed, 4))}};
+INLINE size_t bytes_of(elements form) {
+    return form == INT8 ? INT8_BYTES : FP4_BYTES;
+}
+
+/* A block's elements, without its scale codes. */
+typedef struct weights {
+    const uint8_t *w;
+    const uint8_t *residual; /* SUM only, and so is what follows */
+    int8x16_t power[4];      /* 2^rho of rows 4v .. 4v+3, each in four bytes */
+} weights;
+
+INLINE weights weights_at(elements form, const uint8_t *base, const uint8_t *residual) {
+    weights out = {.w = base + TILE};
+    if (form == SUM) {
+        int8x16_t rho = vreinterpretq_s8_u8(vsubq_u8(vld1q_u8(base), vld1q_u8(residual)));
+        int8x16_t power = vshlq_s8(vdupq_n_s8(1), rho);
+        int16x8_t lo = vreinterpretq_s16_s8(vzip1q_s8(power, power));
+        int16x8_t hi = vreinterpretq_s16_s8(vzip2q_s8(power, power));
+        out.residual = residual + TILE;
+        out.power[0] = vreinterpretq_s8_s16(vzip1q_s16(lo, lo));
+        out.power[1] = vreinterpretq_s8_s16(vzip2q_s16(lo, lo));
+        out.power[2] = vreinterpretq_s8_s16(vzip1q_s16(hi, hi));
+        out.power[3] = vreinterpretq_s8_s16(vzip2q_s16(hi, hi));
     }
-    const int8_t *bytes = (const int8_t *)w + 128 * pair + 16 * v;
-    return (int8x16x2_t){{vld1q_s8(bytes), vld1q_s8(bytes + 64)}};
+    return out;
+}
+
+/* Load columns 8*pair .. 8*pair+3 and the next four, of rows 4v .. 4v+3. */
+INLINE int8x16x2_t load_pair(elements form, const weights *from, int pair, int v) {
+    if (form == DECODED || form == INT8) {
+        const int8_t *bytes = (const int8_t *)from->w + 128 * pair + 16 * v;
+        return (int8x16x2_t){{vld1q_s8(bytes), vld1q_s8(bytes + 64)}};
+    }
+    const int8x16_t table = e2m1_table();
+    uint8x16_t packed = vld1q_u8(from->w + 64 * pair + 16 * v);
+    int8x16x2_t out = {{vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15))),
+                        vqtbl1q_s8(table, vshrq_n_u8(packed, 4))}};
+    if (form == SUM) {
+        packed = vld1q_u8(from->residual + 64 * pair + 16 * v);
+        int8x16_t low = vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15)));
+        int8x16_t high = vqtbl1q_s8(table, vshrq_n_u8(packed, 4));
+        out.val[0] = vmlaq_s8(low, out.val[0], from->power[v]);
+        out.val[1] = vmlaq_s8(high, out.val[1], from->power[v]);
+    }
+    return out;
 }
 
 /* Activation rows at one block: R of them, `stride` blocks apart. */
 typedef struct some_rows {
-    const int8_t *q, *lo;
+    const int8_t *q;
     const float *s;
     size_t stride;
 } some_rows;
 
 INLINE some_rows rows_at(const mxd_act *x, size_t nblocks, size_t m, size_t b) {
     size_t at = m * nblocks + b;
-    return (some_rows){x->q + at * BLOCK, x->lo ? x->lo + at * BLOCK : NULL, x->s + at, nblocks};
+    return (some_rows){x->q + at * BLOCK, x->s + at, nblocks};
 }
 
 INLINE void next_block(some_rows *x) {
     x->q += BLOCK;
-    if (x->lo) x->lo += BLOCK;
     x->s++;
 }
 

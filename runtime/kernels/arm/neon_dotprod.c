@@ -5,7 +5,7 @@
 
 #define TARGET __attribute__((target("dotprod")))
 #define KERNEL(op) mxd_##op##_dotprod
-enum { FEW_UNITS = 4, UNITS = 4, VECTORS = 2 };
+enum { FEW_ROWS = 4, PASS_ROWS = 4, VECTORS = 2 };
 
 #include "dotprod_template.h"
 #include "matmul_template.h"

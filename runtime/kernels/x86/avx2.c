@@ -20,11 +20,6 @@ INLINE float reduce16(__m256 lo, __m256 hi) {
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-/* Return 254 * d. */
-INLINE __m256i times_digit(__m256i d) {
-    return _mm256_sub_epi32(_mm256_slli_epi32(d, 8), _mm256_slli_epi32(d, 1));
-}
-
 /* Return the scales that eight E8M0 codes mean times a unit (a power of two): exact, also where the maximum turns code
  * 0 into the subnormal 2^-127. */
 INLINE __m256 e8m0(__m128i codes, float unit) {
@@ -40,10 +35,10 @@ INLINE __m256i broadcast4(const void *p) {
 }
 
 /* ---- matrix products ---- A block is decoded to vectors of 4 columns x 8 rows (half a tile's): w[4-column
- * group][half]. Up to UNITS digit rows are multiplied in one pass over them, so that every four broadcast activations
- * meet both halves. */
+ * group][half]. Up to PASS_ROWS activation rows are multiplied in one pass over them, so that every four broadcast
+ * activations meet both halves. */
 
-enum { UNITS = 4, GROUP_ROWS = 32 };
+enum { PASS_ROWS = 4, GROUP_ROWS = 32 };
 
 typedef __m256 sums[2];
 
@@ -55,23 +50,21 @@ INLINE void store_sums(const sums *acc, float *y) {
     for (int half = 0; half < 2; half++) _mm256_storeu_ps(y + 8 * half, (*acc)[half]);
 }
 
+typedef __m256i decoded[8][2];
+
+/* Two planes are multiplied one by one: their sum does not fit the 16 bits in which a plane's products add up. */
 typedef struct block_weights {
-    __m256i w[8][2];
+    decoded w, residual;
+    __m256i power[2]; /* 2^rho, in both halves of a row's 32 bits */
     __m256 scale[2];
 } block_weights;
-
-/* The digit rows of R activation rows at one block: R rows of high digits, then R of low ones if there are two. */
-typedef struct digit_rows {
-    const int8_t *q[UNITS];
-    const int16_t *bias[UNITS];
-} digit_rows;
 
 INLINE __m256i load_weights(const uint8_t *block, int group, int half) {
     return _mm256_loadu_si256((const __m256i *)(const void *)(block + TILE + 64 * group + 32 * half));
 }
 
 /* Decode elements as w + 12 (0..24), because pmaddubsw needs one unsigned operand. */
-INLINE void decode_mxfp4(const uint8_t *block, __m256i w[8][2]) {
+INLINE void decode_mxfp4(const uint8_t *block, decoded w) {
     const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(MXD_E2M1X2(MXD_E2M1_BIAS)));
     const __m256i nibble = _mm256_set1_epi8(15);
     for (int g = 0; g < 4; g++)
@@ -82,74 +75,79 @@ INLINE void decode_mxfp4(const uint8_t *block, __m256i w[8][2]) {
         }
 }
 
-/* Sums wrap around in int16 on the way. Starting from the bias brings them back within 16*12*127. */
-INLINE void dots_mxfp4(__m256i w[8][2], const digit_rows *x, int units, __m256i d[UNITS][2]) {
-    for (int u = 0; u < units; u++) d[u][0] = d[u][1] = broadcast4(x->bias[u]);
+/* Write the dot products of R rows times `power`. Sums wrap around in int16 on the way. Starting from the bias brings
+ * them back within 16*12*127. */
+INLINE void dots_mxfp4(decoded w, const __m256i power[2], const mxd_act *x, size_t nblocks, size_t at, int R,
+                       __m256i d[PASS_ROWS][2]) {
+    for (int r = 0; r < R; r++) d[r][0] = d[r][1] = broadcast4(x->bias + 2 * (at + (size_t)r * nblocks));
     for (int g = 0; g < 8; g++)
-        for (int u = 0; u < units; u++) {
-            __m256i q = broadcast4(x->q[u] + 4 * g);
+        for (int r = 0; r < R; r++) {
+            __m256i q = broadcast4(x->q + (at + (size_t)r * nblocks) * BLOCK + 4 * g);
             for (int half = 0; half < 2; half++)
-                d[u][half] = _mm256_add_epi16(d[u][half], _mm256_maddubs_epi16(w[g][half], q));
+                d[r][half] = _mm256_add_epi16(d[r][half], _mm256_maddubs_epi16(w[g][half], q));
         }
-    for (int u = 0; u < units; u++)
-        for (int half = 0; half < 2; half++) d[u][half] = _mm256_madd_epi16(d[u][half], _mm256_set1_epi16(1));
+    for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) d[r][half] = _mm256_madd_epi16(d[r][half], power[half]);
 }
 
 /* |w| is the unsigned operand; the sign of w moves to q. 2*128*127 fits int16. */
-INLINE void dots_mxint8(__m256i w[8][2], const digit_rows *x, int units, __m256i d[UNITS][2]) {
-    for (int u = 0; u < units; u++) d[u][0] = d[u][1] = _mm256_setzero_si256();
+INLINE void dots_mxint8(decoded w, const mxd_act *x, size_t nblocks, size_t at, int R, __m256i d[PASS_ROWS][2]) {
+    for (int r = 0; r < R; r++) d[r][0] = d[r][1] = _mm256_setzero_si256();
     for (int g = 0; g < 8; g++)
         for (int half = 0; half < 2; half++) {
             __m256i magnitude = _mm256_abs_epi8(w[g][half]);
-            for (int u = 0; u < units; u++) {
-                __m256i q = _mm256_sign_epi8(broadcast4(x->q[u] + 4 * g), w[g][half]);
-                __m256i pairs = _mm256_maddubs_epi16(magnitude, q);
-                d[u][half] = _mm256_add_epi32(d[u][half], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            for (int r = 0; r < R; r++) {
+                __m256i q = broadcast4(x->q + (at + (size_t)r * nblocks) * BLOCK + 4 * g);
+                __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(q, w[g][half]));
+                d[r][half] = _mm256_add_epi32(d[r][half], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
             }
         }
 }
 
 /* Do what block_rows does for R rows, a constant. */
-INLINE void some_rows(bool is_fp4, block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R, int digits,
+INLINE void some_rows(bool is_fp4, bool is_sum, block_weights *w, const mxd_act *x, size_t nblocks, size_t at, int R,
                       sums *acc) {
-    digit_rows rows;
-    __m256i d[UNITS][2];
-    for (int r = 0; r < R; r++) {
-        size_t block = at + (size_t)r * nblocks;
-        rows.q[r] = x->q + block * BLOCK;
-        rows.bias[r] = x->bias + block * 2 * (size_t)digits;
-        if (digits == 1) continue;
-        rows.q[R + r] = x->lo + block * BLOCK;
-        rows.bias[R + r] = rows.bias[r] + 2;
-    }
-    if (is_fp4) dots_mxfp4(w->w, &rows, R * digits, d);
-    else dots_mxint8(w->w, &rows, R * digits, d);
+    const __m256i one[2] = {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
+    __m256i d[PASS_ROWS][2], more[PASS_ROWS][2];
+    if (is_fp4) dots_mxfp4(w->w, is_sum ? w->power : one, x, nblocks, at, R, d);
+    else dots_mxint8(w->w, x, nblocks, at, R, d);
+    if (is_sum) dots_mxfp4(w->residual, one, x, nblocks, at, R, more);
     for (int r = 0; r < R; r++) {
         __m256 s = _mm256_set1_ps(x->s[at + (size_t)r * nblocks]);
         for (int half = 0; half < 2; half++) {
-            __m256i dot = digits == 2 ? _mm256_add_epi32(times_digit(d[r][half]), d[R + r][half]) : d[r][half];
+            __m256i dot = is_sum ? _mm256_add_epi32(d[r][half], more[r][half]) : d[r][half];
             acc[r][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(w->scale[half], s), acc[r][half]);
         }
     }
 }
 
-INLINE void block_rows(bool is_fp4, const uint8_t *block, const mxd_act *x, size_t nblocks, size_t at, size_t R,
-                       int digits, sums *acc) {
+INLINE __m128i load_codes(const uint8_t *block, int half) {
+    return _mm_loadl_epi64((const __m128i *)(const void *)(block + 8 * half));
+}
+
+INLINE void block_rows(bool is_fp4, const uint8_t *base, const uint8_t *residual, const mxd_act *x, size_t nblocks,
+                       size_t at, size_t R, sums *acc) {
     block_weights w;
     if (is_fp4) {
-        decode_mxfp4(block, w.w);
+        decode_mxfp4(base, w.w);
+        if (residual) decode_mxfp4(residual, w.residual);
     } else {
         for (int g = 0; g < 8; g++)
-            for (int half = 0; half < 2; half++) w.w[g][half] = load_weights(block, g, half);
+            for (int half = 0; half < 2; half++) w.w[g][half] = load_weights(base, g, half);
     }
     for (int half = 0; half < 2; half++) {
-        __m128i codes = _mm_loadl_epi64((const __m128i *)(const void *)(block + 8 * half));
+        __m128i codes = load_codes(base, half);
+        if (residual) {
+            __m128i rho = _mm_sub_epi8(codes, load_codes(residual, half));
+            w.power[half] = _mm256_sllv_epi32(_mm256_set1_epi32(0x10001), _mm256_cvtepu8_epi32(rho));
+            codes = load_codes(residual, half);
+        }
         w.scale[half] = e8m0(codes, is_fp4 ? MXFP4_UNIT : MXINT8_UNIT);
     }
     size_t r = 0;
-#define ROWS(n) some_rows(is_fp4, &w, x, nblocks, at + r * nblocks, n, digits, acc + r)
-    for (; r + UNITS / digits <= R; r += UNITS / digits) ROWS(UNITS / digits);
-    if (digits == 1 && R - r == 3) ROWS(3);
+#define ROWS(n) some_rows(is_fp4, residual != NULL, &w, x, nblocks, at + r * nblocks, n, acc + r)
+    for (; r + PASS_ROWS <= R; r += PASS_ROWS) ROWS(PASS_ROWS);
+    if (R - r == 3) ROWS(3);
     else if (R - r == 2) ROWS(2);
     else if (R - r == 1) ROWS(1);
 #undef ROWS
@@ -211,11 +209,15 @@ INLINE void score(const float *q, int heads, const uint16_t *k, size_t n, size_t
 
 /* Turn scores into weights; return the inverse of their sum. */
 INLINE float softmax(float *scores, size_t n) {
-    float max = -INFINITY;
-    for (size_t j = 0; j < n; j++) max = scores[j] > max ? scores[j] : max;
+    float lane[16], max = -INFINITY;
     size_t j = 0;
-    __m256 lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps(), m8 = _mm256_set1_ps(max);
-    for (; j + 16 <= n; j += 16) {
+    __m256 most = _mm256_set1_ps(-INFINITY), lo = _mm256_setzero_ps(), hi = _mm256_setzero_ps();
+    for (; j + 8 <= n; j += 8) most = _mm256_max_ps(_mm256_loadu_ps(scores + j), most); /* ignores NaN */
+    _mm256_storeu_ps(lane, most);
+    for (int i = 0; i < 8; i++) max = lane[i] > max ? lane[i] : max;
+    for (; j < n; j++) max = scores[j] > max ? scores[j] : max;
+    const __m256 m8 = _mm256_set1_ps(max);
+    for (j = 0; j + 16 <= n; j += 16) {
         __m256 a = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j), m8));
         __m256 b = exp8(_mm256_sub_ps(_mm256_loadu_ps(scores + j + 8), m8));
         _mm256_storeu_ps(scores + j, a);
@@ -223,7 +225,6 @@ INLINE float softmax(float *scores, size_t n) {
         lo = _mm256_add_ps(lo, a);
         hi = _mm256_add_ps(hi, b);
     }
-    float lane[16];
     _mm256_storeu_ps(lane, lo);
     _mm256_storeu_ps(lane + 8, hi);
     for (; j < n; j++) {
@@ -294,10 +295,10 @@ INLINE void score_block(mxd_row_format format, const mxd_act *q, int heads, cons
     __m256 scale = row_scales(format, _mm_cvtsi64_si128((int64_t)codes));
     for (int h = 0; h < heads; h++) {
         size_t at = (size_t)h * nblocks + b;
-        __m256i digits = _mm256_loadu_si256((const __m256i *)(const void *)(q->q + at * BLOCK));
-        __m256i magnitude = _mm256_abs_epi8(digits); /* two products of at most 127 x 127 fit 16 bits */
+        __m256i query = _mm256_loadu_si256((const __m256i *)(const void *)(q->q + at * BLOCK));
+        __m256i magnitude = _mm256_abs_epi8(query); /* two products of at most 127 x 127 fit 16 bits */
         for (int r = 0; r < LANES; r++) {
-            __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(key[r], digits));
+            __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(key[r], query));
             dots[r] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         }
         __m256 sum = _mm256_cvtepi32_ps(sum_each(dots));
@@ -377,13 +378,6 @@ INLINE void round_block(const __m256 in[4], float up, __m256i out[4]) {
     for (int i = 0; i < 4; i++) out[i] = _mm256_cvtps_epi32(_mm256_mul_ps(in[i], _mm256_set1_ps(up)));
 }
 
-INLINE void split_digits(__m256i v[4], __m256i high[4]) {
-    for (int i = 0; i < 4; i++) {
-        high[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(v[i]), _mm256_set1_ps(1.0f / MXD_ACT_DIGIT)));
-        v[i] = _mm256_sub_epi32(v[i], times_digit(high[i]));
-    }
-}
-
 /* Return 32 integers of four vectors as bytes, saturated. Packs interleave the 128-bit halves; the permutation puts
  * them back in order. */
 INLINE __m256i pack_bytes(const __m256i v[4]) {
@@ -391,7 +385,7 @@ INLINE __m256i pack_bytes(const __m256i v[4]) {
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-INLINE void store_digits(int8_t *q, int16_t *bias, const __m256i v[4]) {
+INLINE void store_activations(int8_t *q, int16_t *bias, const __m256i v[4]) {
     __m256i bytes = pack_bytes(v), pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(MXD_E2M1_BIAS), bytes);
     _mm256_storeu_si256((__m256i *)(void *)q, bytes);
     __m128i sums = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));

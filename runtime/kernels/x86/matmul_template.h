@@ -1,17 +1,17 @@
 /* This file is a template: the matrix products of an x86 level, around its `block_rows`. The level's file includes it
  * once, with these defined:
  *
- *   TARGET             attribute of every function
- *   KERNEL(op)         name of a kernel
- *   UNITS, GROUP_ROWS  most digit rows in one pass over a decoded block; most activation rows that share one
- *   sums               type of a row's 16 accumulators, one per row of the tile
+ *   TARGET                 attribute of every function
+ *   KERNEL(op)             name of a kernel
+ *   PASS_ROWS, GROUP_ROWS  most activation rows in one pass over a decoded block; most that share one
+ *   sums                   type of a row's 16 accumulators, one per row of the tile
  *   clear_sums(acc), store_sums(acc, y)
- *                      set them to 0; write them
- *   block_rows(is_fp4, block, x, nblocks, at, R, digits, acc)
- *                      acc[r] = fma(dot, scale * s, acc[r]) for R activation rows, the first of which has its block at
- *                      index `at` */
+ *                          set them to 0; write them
+ *   block_rows(is_fp4, base, residual, x, nblocks, at, R, acc)
+ *                          acc[r] = fma(dot, scale * s, acc[r]) for R activation rows, the first of which has its block
+ *                          at index `at`; `residual` is NULL, a constant, where there is one plane */
 
-/* Weights come as one stream: fetch what follows PREFETCH bytes later. */
+/* Weights come as one stream per plane: fetch what follows PREFETCH bytes later. */
 enum { PREFETCH = 2048 };
 
 INLINE void prefetch(const uint8_t *block, size_t bytes) {
@@ -20,17 +20,15 @@ INLINE void prefetch(const uint8_t *block, size_t bytes) {
 
 /* Multiply R activation rows, from row m on, by tile t. `residual` may be NULL. */
 INLINE void tile_rows(bool is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t t,
-                      const mxd_act *x, size_t m, size_t R, int digits, float *y, size_t ldy) {
+                      const mxd_act *x, size_t m, size_t R, float *y, size_t ldy) {
     const size_t bytes = is_fp4 ? FP4_BYTES : INT8_BYTES;
     sums acc[GROUP_ROWS];
     for (size_t r = 0; r < R; r++) clear_sums(&acc[r]);
     for (size_t b = 0; b < nblocks; b++) {
-        size_t offset = (t * nblocks + b) * bytes, at = m * nblocks + b;
+        size_t offset = (t * nblocks + b) * bytes;
         prefetch(base + offset, bytes);
-        block_rows(is_fp4, base + offset, x, nblocks, at, R, digits, acc);
-        if (!residual) continue;
-        prefetch(residual + offset, bytes);
-        block_rows(is_fp4, residual + offset, x, nblocks, at, R, digits, acc);
+        if (residual) prefetch(residual + offset, bytes);
+        block_rows(is_fp4, base + offset, residual ? residual + offset : NULL, x, nblocks, m * nblocks + b, R, acc);
     }
     for (size_t r = 0; r < R; r++) store_sums(&acc[r], y + (m + r) * ldy + t * TILE);
 }
@@ -38,15 +36,15 @@ INLINE void tile_rows(bool is_fp4, const uint8_t *base, const uint8_t *residual,
 /* Multiply tile by tile: a tile's weights stay in the first-level cache for all rows. Small numbers of rows are
  * constants, so that their accumulators stay in registers. */
 INLINE void matmul(bool is_fp4, const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
-                   const mxd_act *x, size_t rows, int digits, float *y, size_t ldy) {
+                   const mxd_act *x, size_t rows, float *y, size_t ldy) {
     for (size_t t = 0; t < ntiles; t++)
         for (size_t m = 0, R; m < rows; m += R) {
             R = rows - m < GROUP_ROWS ? rows - m : GROUP_ROWS;
-#define ROWS(n) tile_rows(is_fp4, base, residual, nblocks, t, x, m, n, digits, y, ldy)
+#define ROWS(n) tile_rows(is_fp4, base, residual, nblocks, t, x, m, n, y, ldy)
             if (R == 1) ROWS(1);
             else if (R == 2) ROWS(2);
-            else if (R == 3 && 3 * digits <= UNITS) ROWS(3);
-            else if (R == 4 && 4 * digits <= UNITS) ROWS(4);
+            else if (R == 3) ROWS(3);
+            else if (R == 4) ROWS(4);
             else ROWS(R);
 #undef ROWS
         }
@@ -54,13 +52,12 @@ INLINE void matmul(bool is_fp4, const uint8_t *base, const uint8_t *residual, si
 
 TARGET static void KERNEL(matmul_mxfp4)(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                         const mxd_act *x, size_t rows, float *y, size_t ldy) {
-    if (x->lo) matmul(true, base, residual, nblocks, ntiles, x, rows, 2, y, ldy);
-    else matmul(true, base, residual, nblocks, ntiles, x, rows, 1, y, ldy);
+    if (residual) matmul(true, base, residual, nblocks, ntiles, x, rows, y, ldy);
+    else matmul(true, base, NULL, nblocks, ntiles, x, rows, y, ldy);
 }
 
 TARGET static void KERNEL(matmul_mxint8)(const uint8_t *base, const uint8_t *residual, size_t nblocks, size_t ntiles,
                                          const mxd_act *x, size_t rows, float *y, size_t ldy) {
     (void)residual;
-    if (x->lo) matmul(false, base, NULL, nblocks, ntiles, x, rows, 2, y, ldy);
-    else matmul(false, base, NULL, nblocks, ntiles, x, rows, 1, y, ldy);
+    matmul(false, base, NULL, nblocks, ntiles, x, rows, y, ldy);
 }

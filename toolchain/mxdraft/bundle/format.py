@@ -16,7 +16,7 @@ from mxdraft.checkpoint import Dimensions, layer_tensors
 from mxdraft.mx import Format
 
 MAGIC = b"\x89MXB\r\n\x1a\n"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 65536
 TENSOR_ALIGNMENT = 64
 

@@ -3,8 +3,8 @@
 Reading checks everything and refuses with the verdict that the C reader gives. It checks in the same order,
 for that decides the verdict of a file with several faults: header; section table, entry by entry; end of
 file; checksums; config; tensor directory, entry by entry, then overlaps, duplicates and scales; required
-tensors; provenance; tokenizer; chat; golden; drafter; n-grams; schedule. A required section that is missing
-is refused where it would be read.
+tensors, of the residual plane each with its reach; provenance; tokenizer; chat; golden; drafter; n-grams;
+schedule. A required section that is missing is refused where it would be read.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from mxdraft.bundle.tokenizer import read_tokenizer
 from mxdraft.checkpoint import Dimensions, check_dimensions
 from mxdraft.errors import BundleError, RefusedError, TransferError
 from mxdraft.files import open_regular, parse_json_object, parsing
-from mxdraft.mx import BLOCK, MXTensor, Rule
+from mxdraft.mx import BLOCK, RESIDUAL_REACH, MXTensor, Rule
 
 _MAX_SECTIONS = 64
 _MAX_TENSORS = 1 << 20
@@ -154,14 +154,19 @@ class Bundle:
     def _tensor_bytes(self, section: str, entry: TensorEntry) -> Bytes:
         return self.section(section)[entry.offset : entry.offset + entry.length]
 
+    def _scales(self, section: str, name: str) -> Bytes:
+        """Return the scale codes [blocks, 16] of a tensor in tile order, padding rows included."""
+        entry = self.tensors[section, name]
+        blocks = self._tensor_bytes(section, entry).reshape(-1, BLOCK_BYTES[FORMATS[entry.dtype]])
+        return blocks[:, :TILE_ROWS]
+
     def _read_tensors(self, directory: str, sections: Sequence[Section], dtypes: tuple[int, ...]) -> None:
         """Read a tensor directory into ``tensors``, and check the scales of what it lists."""
         for entry in _read_tensor_directory(self._required(directory).tobytes(), sections, dtypes):
             section = sections[entry.section].name
             self.tensors[section, entry.name] = entry
             if entry.dtype in FORMATS:
-                blocks = self._tensor_bytes(section, entry).reshape(-1, BLOCK_BYTES[FORMATS[entry.dtype]])
-                nan = (blocks[:, :TILE_ROWS] == 255).any()
+                nan = (self._scales(section, entry.name) == 255).any()
                 _check(not nan, "SCALE", f"tensor {entry.name} in {section} has a scale of 255 (NaN)")
 
     def _check_required_tensors(self) -> None:
@@ -177,6 +182,18 @@ class Bundle:
             entry = self.tensors[section, name]
             _check(entry.dtype == dtype, "DTYPE", f"{where} has dtype {entry.dtype}, not {dtype}")
             _check(entry.shape == shape, "SHAPE", f"{where} is {entry.shape}, the config asks for {shape}")
+            if section == "target.residual" and dtype == MXFP4T:
+                self._check_reach(name)
+
+    def _check_reach(self, name: str) -> None:
+        """Check that the residual plane of a tensor and its base plane make up one int8 operand."""
+        base, residual = (self._scales(section, name) for section in ("target.base", "target.residual"))
+        reach = base.astype(np.int16) - residual
+        _check(
+            ((reach >= 0) & (reach <= RESIDUAL_REACH)).all(),
+            "SCALE",
+            f"tensor {name} in target.residual has a scale out of its base's reach",
+        )
 
     def _read_drafter(self, sections: Sequence[Section]) -> DraftConfig:
         for name in _DRAFT_SECTIONS:

@@ -6,6 +6,7 @@ huggingface.py  a Hugging Face directory
 model.py        the one form in memory, whatever file it came from
 tokenizer.py    the tokenizers that mxdraft runs
 reference.py    the teacher: a plain forward pass of the unquantized weights
+smooth.py       factors moved between weights, by a text, so that rounding loses less
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,26 +28,37 @@ class Teacher:
         self._tensors = checkpoint.tensors
         self._head = checkpoint.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
-    def hidden(self, ids: NDArray[np.integer]) -> F32:
-        """Return final normed hidden states [n, hidden] of token ids [n], positions from 0."""
+    def hidden(self, ids: NDArray[np.integer], observe: Callable[[str, F32], None] | None = None) -> F32:
+        """Return final normed hidden states [n, hidden] of token ids [n], positions from 0.
+
+        ``observe`` is given what the layers' products read, [n, width]: the inputs of q, k, v under the name
+        of q_proj, those of gate and up under that of gate_proj, and those of o_proj and down_proj.
+        """
+        observe = observe or _ignore
         config = self.config
         cos, sin = rope_tables(config, len(ids))
         x = self._tensors["model.embed_tokens.weight"][ids]
         for layer in range(config.layers):
+            prefix = f"model.layers.{layer}."
             weight = {
                 name.removeprefix(prefix).removesuffix(".weight"): tensor
-                for prefix in [f"model.layers.{layer}."]
                 for name, tensor in self._tensors.items()
                 if name.startswith(prefix)
             }
             h = self._norm(x, weight["input_layernorm"])
+            observe(prefix + "self_attn.q_proj", h)
             q = _rotate(_heads(h @ weight["self_attn.q_proj"].T, config.heads), cos, sin)
             k = _rotate(_heads(h @ weight["self_attn.k_proj"].T, config.kv_heads), cos, sin)
             v = _heads(h @ weight["self_attn.v_proj"].T, config.kv_heads)
-            x = x + _attention(q, k, v) @ weight["self_attn.o_proj"].T
+            mixed = _attention(q, k, v)
+            observe(prefix + "self_attn.o_proj", mixed)
+            x = x + mixed @ weight["self_attn.o_proj"].T
             h = self._norm(x, weight["post_attention_layernorm"])
+            observe(prefix + "mlp.gate_proj", h)
             gate = h @ weight["mlp.gate_proj"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (h @ weight["mlp.up_proj"].T)) @ weight["mlp.down_proj"].T
+            inner = gate / (1 + np.exp(-gate)) * (h @ weight["mlp.up_proj"].T)
+            observe(prefix + "mlp.down_proj", inner)
+            x = x + inner @ weight["mlp.down_proj"].T
         return self._norm(x, self._tensors["model.norm.weight"])
 
     def logits(self, ids: NDArray[np.integer]) -> F32:
@@ -56,6 +69,10 @@ class Teacher:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         normed: F32 = x / np.sqrt(mean_square + np.float32(self.config.rms_eps)) * weight
         return normed
+
+
+def _ignore(name: str, inputs: F32) -> None:
+    """Observe nothing."""
 
 
 def _heads(x: F32, heads: int) -> F32:

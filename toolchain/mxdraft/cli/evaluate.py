@@ -133,8 +133,8 @@ def sensitivity(
     import torch
 
     from mxdraft.checkpoint import load_checkpoint
+    from mxdraft.files.npz import read_windows
     from mxdraft.measure.sensitivity import by_kind, by_layer, groups, sensitivity
-    from mxdraft.train.data import read_windows
 
     checkpoint = load_checkpoint(weights)
     windows = read_windows(text, ctx, checkpoint.config.vocab)[: max(1, tokens // ctx)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mxdraft.bundle.chat import with_turn_end
 from mxdraft.checkpoint import Checkpoint, TokenizerSpec
+from mxdraft.checkpoint.smooth import Smoothing
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export.draft import check_source, write_drafter
 from mxdraft.export.graph import (
@@ -37,13 +38,15 @@ def export_model(
     rule: Rule = "search",
     trained: TrainedBase | None = None,
     drafter: TrainedDrafter | None = None,
+    smoothing: Smoothing | None = None,
 ) -> dict[Precision, Path]:
     """Write both graphs of a model and what belongs to them; returns the paths of the graphs.
 
     ``rule`` chooses the exponents. ``trained``: the base plane and norms that training made of this
     checkpoint; without it the base plane is the checkpoint's, rounded. The residual plane is what then lacks
     to the checkpoint's weights. ``drafter``: of these weights, written next to them; one that is there
-    belongs to what is overwritten, and is removed. The end tokens are those of ``complete_tokenizer``.
+    belongs to what is overwritten, and is removed. ``smoothing`` comes before all that; ``trained`` has its
+    own. The end tokens are those of ``complete_tokenizer``.
     Raises RefusedError if a tensor cannot be quantized, the chat template be expressed, or the drafter is of
     other weights; TransferError if a file cannot be written.
     """
@@ -56,7 +59,7 @@ def export_model(
             (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise TransferError(f"cannot make {directory}: {error.strerror}") from error
-    files = write_model(checkpoint, directory, rule, trained)
+    files = write_model(checkpoint, directory, rule, trained, smoothing)
     if drafter is not None:
         files |= write_drafter(drafter, directory)
     write_json(directory / MANIFEST_FILE, files)

@@ -37,6 +37,7 @@ from mxdraft.export.graph import (
     write_graph,
 )
 from mxdraft.files import parsing, read_file, replacing
+from mxdraft.mx import BLOCK
 from mxdraft.train.drafter import TrainedDrafter
 
 
@@ -142,5 +143,5 @@ def _step(config: ModelConfig) -> Graph:
     normed = graph.norm("next_state", "model.norm")
     names = ("draft_head.data", "draft_head.scale")
     rows = [graph.op("Gather", [part, "draft_ids"], name) for part, name in zip(head, names, strict=True)]
-    graph.op("MXINT8MatMul", [normed, *rows], "logits", domain=DOMAIN, **graph.activations)
+    graph.op("MXINT8MatMul", [normed, *rows], "logits", domain=DOMAIN, block_size=BLOCK)
     return graph

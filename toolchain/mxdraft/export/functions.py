@@ -1,4 +1,4 @@
-"""The operators of the domain ``mxdraft``, version 1, as ONNX functions.
+"""The operators of the domain ``mxdraft``, version 2, as ONNX functions.
 
 A body, in standard operators, is its operator's normative meaning at real-number level: a stock onnxruntime
 runs it with no library. The C runtime computes the same quantities in the fixed order of docs/arithmetic.md,
@@ -17,10 +17,10 @@ import onnx.numpy_helper
 import onnx.parser
 from numpy.typing import NDArray
 
-from mxdraft.mx import ACTIVATION_TINY, E2M1_VALUES
+from mxdraft.mx import ACTIVATION_STEPS, ACTIVATION_TINY, E2M1_VALUES
 
 DOMAIN = "mxdraft"
-DOMAIN_VERSION = 1
+DOMAIN_VERSION = 2
 OPSET = 24  # the last one for which onnxruntime has a fused Attention kernel
 
 
@@ -35,6 +35,7 @@ _CONSTANTS: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {
     "e2m1_pairs": E2M1_VALUES[np.stack([_BYTE & 15, _BYTE >> 4], axis=-1)],  # both elements of a byte
     "e8m0": np.concatenate([_powers(-127, 127), _NAN]),
     "e8m0_64th": np.concatenate([_powers(-133, 121), _NAN]),
+    "steps": np.array(ACTIVATION_STEPS, np.float32),
     "tiny": np.array(ACTIVATION_TINY, np.float32),
     "zero": np.zeros((), np.float32),
     "last_axis": np.array([-1]),
@@ -43,12 +44,11 @@ _CONSTANTS: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {
 }
 
 _BODIES = [
-    # mx.quantize_activations, multiplied out again; steps is 127 for 8 bits, 32258 for 16. A block of almost
-    # nothing gets scale 0, one with NaN or Inf becomes NaN as a whole.
-    """ActivationQuantizeDequantize <block_size: int = 32, steps: float = 127.0> (X) => (Y) {
+    # mx.quantize_activations, multiplied out again. A block of almost nothing gets scale 0, one with NaN or
+    # Inf becomes NaN as a whole.
+    """ActivationQuantizeDequantize <block_size: int = 32> (X) => (Y) {
         shape = Shape (X)
         leading = Shape <start = 0, end = -1> (X)
-        most = Constant <value_float: float = @steps> ()
         size = Constant <value_int: int = @block_size> ()
         sizes = Reshape (size, rest)
         blocked = Concat <axis = 0> (leading, rest, sizes)
@@ -56,11 +56,11 @@ _BODIES = [
         magnitude = Abs (B)
         amax = ReduceMax <keepdims = 1> (magnitude, last_axis)
         nothing = Less (amax, tiny)
-        per_step = Div (most, amax)
+        per_step = Div (steps, amax)
         upscale = Where (nothing, zero, per_step)
         scaled = Mul (B, upscale)
         q = Round (scaled)
-        step = Div (amax, most)
+        step = Div (amax, steps)
         downscale = Where (nothing, zero, step)
         zeros = Mul (B, zero)
         fault = ReduceSum <keepdims = 1> (zeros, last_axis)
@@ -92,22 +92,22 @@ _BODIES = [
         shape = Shape (W)
         Y = Reshape (D, shape)
     }""",
-    """MXFP4MatMul <block_size: int = 32, steps: float = 127.0> (X, W, S) => (Y) {
-        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size, steps: float = @steps> (X)
+    """MXFP4MatMul <block_size: int = 32> (X, W, S) => (Y) {
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
         B = mxdraft.MXFP4Dequantize (W, S)
         BT = Transpose <perm = [1, 0]> (B)
         Y = MatMul (A, BT)
     }""",
-    """MXFP4ResidualMatMul <block_size: int = 32, steps: float = 32258.0> (X, W, S, RW, RS) => (Y) {
-        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size, steps: float = @steps> (X)
+    """MXFP4ResidualMatMul <block_size: int = 32> (X, W, S, RW, RS) => (Y) {
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
         base = mxdraft.MXFP4Dequantize (W, S)
         residual = mxdraft.MXFP4Dequantize (RW, RS)
         B = Add (base, residual)
         BT = Transpose <perm = [1, 0]> (B)
         Y = MatMul (A, BT)
     }""",
-    """MXINT8MatMul <block_size: int = 32, steps: float = 127.0> (X, W, S) => (Y) {
-        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size, steps: float = @steps> (X)
+    """MXINT8MatMul <block_size: int = 32> (X, W, S) => (Y) {
+        A = mxdraft.ActivationQuantizeDequantize <block_size: int = @block_size> (X)
         B = mxdraft.MXINT8Dequantize (W, S)
         BT = Transpose <perm = [1, 0]> (B)
         Y = MatMul (A, BT)

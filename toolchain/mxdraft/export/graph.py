@@ -33,10 +33,11 @@ from onnx import TensorProto
 from mxdraft import __version__
 from mxdraft.checkpoint import Checkpoint, ModelConfig, check_config, tokenizer_json
 from mxdraft.checkpoint.reference import rope_tables
+from mxdraft.checkpoint.smooth import Smoothing, smooth
 from mxdraft.errors import RefusedError
 from mxdraft.export.functions import DOMAIN, DOMAIN_VERSION, OPSET, functions
 from mxdraft.files import parse_json_object, replacing
-from mxdraft.mx import ACTIVATION_STEPS, BLOCK, MXTensor, Rule, dequantize, quantize
+from mxdraft.mx import BLOCK, MXTensor, Rule, dequantize, quantize, quantize_residual
 from mxdraft.train.delta import TrainedBase
 
 Precision = Literal["base", "full"]
@@ -82,11 +83,13 @@ _Metadata = TypeVar("_Metadata", bound=GraphMetadata)
 @dataclass(frozen=True)
 class Metadata(GraphMetadata):
     """What a target's graph says. ``recipe``: of the training that made the base plane, None if there was
-    none; ``files``: SHA-256 of every other file of the export, by name."""
+    none; ``smoothing``: a ``Smoothing`` as JSON, of the weights before they were quantized, or None;
+    ``files``: SHA-256 of every other file of the export, by name."""
 
     precision: Precision
     rule: Rule
     recipe: dict[str, Any] | None
+    smoothing: dict[str, Any] | None
     source: str
     source_sha256: str
     mxdraft_version: str
@@ -114,13 +117,20 @@ def initializer_names(name: str, plane: Plane | None) -> tuple[str, str]:
 
 
 def write_model(
-    checkpoint: Checkpoint, directory: Path, rule: Rule, trained: TrainedBase | None
+    checkpoint: Checkpoint,
+    directory: Path,
+    rule: Rule,
+    trained: TrainedBase | None,
+    smoothing: Smoothing | None = None,
 ) -> dict[str, str]:
     """Write both graphs and what belongs to them into ``directory`` (see ``export_model``); returns the
     SHA-256 of each file.
 
     Raises RefusedError if a tensor cannot be quantized, TransferError if a file cannot be written.
     """
+    if trained is not None:
+        smoothing = trained.smoothing
+    checkpoint = smooth(checkpoint, smoothing)
     with replacing(directory / DATA_FILE) as file:
         data = DataFile(file, DATA_FILE)
         initializers = _store_weights(checkpoint, trained, rule, data)
@@ -134,6 +144,7 @@ def write_model(
             precision=precision,
             rule=rule,
             recipe=None if trained is None else trained.meta,
+            smoothing=None if smoothing is None else smoothing.to_json(),
             source=checkpoint.source,
             source_sha256=checkpoint.source_sha256,
             mxdraft_version=__version__,
@@ -193,7 +204,7 @@ def _store_weights(
             elif name.startswith("model.layers."):
                 base = quantize(weight, "mxfp4", rule) if trained is None else trained.planes[name]
                 both += data.add_quantized(name, "base", base)
-                residual = quantize(weight - dequantize(base), "mxfp4", rule)
+                residual = quantize_residual(weight - dequantize(base), base, rule)
                 only["full"] += data.add_quantized(name, "residual", residual)
             else:  # embedding or head
                 both += data.add_quantized(name, None, quantize(weight, "mxint8"))
@@ -211,7 +222,6 @@ class Graph:
     def __init__(self, config: ModelConfig, precision: Precision) -> None:
         self.config = config
         self.precision = precision
-        self.activations = {"block_size": BLOCK, "steps": float(ACTIVATION_STEPS[precision])}
         self.nodes: list[onnx.NodeProto] = []
         self.values: list[onnx.ValueInfoProto] = []
 
@@ -239,7 +249,7 @@ class Graph:
         if self.precision == "full":
             weights += initializer_names(f"{module}.weight", "residual")
         kind = "MXFP4MatMul" if self.precision == "base" else "MXFP4ResidualMatMul"
-        return self.mx_op(kind, [x, *weights], module, width, **self.activations)
+        return self.mx_op(kind, [x, *weights], module, width, block_size=BLOCK)
 
     def norm(self, x: str, module: str) -> str:
         inputs = [x, f"{module}.weight"]
@@ -336,7 +346,7 @@ def build_model(
     for layer in range(config.layers):
         x = graph.layer(x, layer)
     normed = graph.norm(x, "model.norm")
-    graph.op("MXINT8MatMul", [normed, *head], "logits", domain=DOMAIN, **graph.activations)
+    graph.op("MXINT8MatMul", [normed, *head], "logits", domain=DOMAIN, block_size=BLOCK)
 
     return graph.model(
         f"llama_{precision}",

@@ -1,4 +1,4 @@
-"""Reads .npz files that may be missing, damaged or something else."""
+"""Reads .npz files that may be missing, damaged or something else, and the token ids in them."""
 
 from __future__ import annotations
 
@@ -84,3 +84,17 @@ def _read_array(name: str, file: IO[bytes], size: int) -> NDArray[Any]:
     if file.readinto(array.view(np.uint8)) != array.nbytes or file.read(1):  # type: ignore[attr-defined]
         raise ValueError(f"array {name!r} ends before its {size} bytes")
     return array.reshape(shape, order="F" if fortran_order else "C")
+
+
+def read_windows(path: Path, context: int, vocab: int) -> NDArray[np.int64]:
+    """Read token ids [count, context] of a teacher-text file (.npz with an array ``tokens``).
+
+    The documents follow each other and are cut every ``context`` tokens. A window may span documents:
+    teacher and student read the same, so what the student is asked for is still what the teacher says there.
+    """
+    with reading_npz(path, "teacher text (an .npz with an array 'tokens')") as arrays:
+        tokens = arrays["tokens"].astype(np.int64)
+        if tokens.ndim != 1 or tokens.size < context:
+            raise ValueError(f"{tokens.size} tokens do not fill a window of {context}")
+        check_tokens(tokens, vocab)
+    return tokens[: tokens.size // context * context].reshape(-1, context)

@@ -8,7 +8,7 @@ foresee, gets no gradient: else saying less would be the target's easiest way to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mxdraft.bundle import Bundle
 from mxdraft.checkpoint import Checkpoint
+from mxdraft.checkpoint.smooth import Smoothing, smooth
 from mxdraft.errors import RefusedError, UsageError
 from mxdraft.mx import MXTensor
 from mxdraft.train.corpus import Corpus
@@ -46,11 +47,14 @@ def train_together(
             f"{bundle} was made of the weights with SHA-256 {opened.provenance['source_sha256']}, "
             f"these have {checkpoint.source_sha256}"
         )
-    trainer = CoTrainer(settings, recipe.parent, trainable_base(opened), Llama(checkpoint), directory)
+    recorded = opened.provenance.get("smoothing")
+    smoothing = None if recorded is None else Smoothing.from_json(recorded)
+    teacher = Llama(smooth(checkpoint, smoothing))
+    trainer = CoTrainer(settings, recipe.parent, trainable_base(opened), teacher, directory)
     trainer.run()
     if trainer.rank == 0:
         save_drafter(output, trainer.trained(checkpoint.source_sha256))
-        write_delta(delta, checkpoint, trainer.trained_target())
+        write_delta(delta, checkpoint, replace(trainer.trained_target(), smoothing=smoothing))
 
 
 def trainable_base(bundle: Bundle) -> Llama:

@@ -29,11 +29,13 @@ from numpy.typing import NDArray
 
 from mxdraft import mx
 from mxdraft.checkpoint import Checkpoint, expected_tensors
+from mxdraft.checkpoint.smooth import Smoothing, smooth
 from mxdraft.errors import RefusedError
 from mxdraft.files import parse_json_object, parsing, read_file, replacing
 from mxdraft.mx import BLOCK, MXTensor
 
-_MAGIC = b"MXQDELT1"
+_MAGIC = b"MXQDELT2"
+_UNSMOOTHED = b"MXQDELT1"  # as _MAGIC, of weights that were trained as they are
 _LANES = 16384  # rANS states at a time
 _PRECISION = 12  # bits of a symbol's frequency
 _LOW = 1 << 16  # a state lies in [_LOW, _LOW << 16) and moves 16 bits at a time
@@ -52,10 +54,12 @@ class TrainedBase:
     planes: dict[str, MXTensor]
     norms: dict[str, NDArray[np.float32]]
     meta: dict[str, Any]  # recipe and results, for people and provenance
+    smoothing: Smoothing | None = None  # of the weights that training began with
 
 
 def write_delta(path: Path, checkpoint: Checkpoint, trained: TrainedBase) -> None:
-    """Write ``trained`` as a difference from ``checkpoint``, whole or not at all."""
+    """Write ``trained`` as a difference from ``checkpoint``, which it smooths, whole or not at all."""
+    checkpoint = smooth(checkpoint, trained.smoothing)
     scales = bytearray()
     sections = []
     for names in _kinds(checkpoint).values():
@@ -77,6 +81,7 @@ def write_delta(path: Path, checkpoint: Checkpoint, trained: TrainedBase) -> Non
         "result_sha256": _digest(checkpoint, trained),
         "sections": [len(section) for section in sections],
         "meta": trained.meta,
+        "smoothing": trained.smoothing and trained.smoothing.to_json(),
     }
     encoded = json.dumps(header).encode("utf-8")
     body = b"".join([_MAGIC, struct.pack("<I", len(encoded)), encoded, *sections])
@@ -96,7 +101,9 @@ def apply_delta(path: Path, checkpoint: Checkpoint) -> TrainedBase:
             f"these have {checkpoint.source_sha256}; fetch the weights that its README names"
         )
     with parsing(path, "trained delta of these weights"):
-        trained = _rebuild(checkpoint, sections, header["meta"])
+        smoothing = header["smoothing"] and Smoothing.from_json(header["smoothing"])
+        checkpoint = smooth(checkpoint, smoothing)
+        trained = _rebuild(checkpoint, sections, header["meta"], smoothing)
     if _digest(checkpoint, trained) != header["result_sha256"]:
         raise RefusedError(
             f"{path} decodes to other weights than were written; report this with your numpy version"
@@ -107,7 +114,7 @@ def apply_delta(path: Path, checkpoint: Checkpoint) -> TrainedBase:
 def _read(path: Path) -> tuple[dict[str, Any], list[bytes]]:
     content = read_file(path, _LIMIT)
     body, digest = content[:-32], content[-32:]
-    if not content.startswith(_MAGIC):
+    if not content.startswith((_MAGIC, _UNSMOOTHED)):
         raise RefusedError(
             f"{path} is not a trained delta: its first bytes are {content[:8]!r}, not {_MAGIC!r}"
         )
@@ -117,18 +124,22 @@ def _read(path: Path) -> tuple[dict[str, Any], list[bytes]]:
         (length,) = struct.unpack_from("<I", body, len(_MAGIC))
         place = len(_MAGIC) + 4 + length
         header = parse_json_object(body[len(_MAGIC) + 4 : place])
+        if content.startswith(_UNSMOOTHED):
+            header["smoothing"] = None
         sections = []
         for size in header["sections"]:
             if type(size) is not int or size < 0:
                 raise ValueError(f"a section has the length {size!r}")
             sections.append(body[place : place + size])
             place += size
-        if place != len(body) or not {"source_sha256", "result_sha256", "meta"} <= header.keys():
+        if place != len(body) or not {"source_sha256", "result_sha256", "meta", "smoothing"} <= header.keys():
             raise ValueError("its header does not fit its length")
         return header, sections
 
 
-def _rebuild(checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any]) -> TrainedBase:
+def _rebuild(
+    checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any], smoothing: Smoothing | None
+) -> TrainedBase:
     kinds = _kinds(checkpoint)
     if len(sections) != len(kinds) + 2:
         raise ValueError(f"{len(sections)} sections, the model asks for {len(kinds) + 2}")
@@ -157,7 +168,7 @@ def _rebuild(checkpoint: Checkpoint, sections: list[bytes], meta: dict[str, Any]
     norms = {}
     for name in _norms(checkpoint):
         norms[name], norm_values = _take(norm_values, checkpoint.tensors[name].shape)
-    return TrainedBase(planes, norms, meta)
+    return TrainedBase(planes, norms, meta, smoothing)
 
 
 def _kinds(checkpoint: Checkpoint) -> dict[str, list[str]]:

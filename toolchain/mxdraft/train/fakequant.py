@@ -23,6 +23,10 @@ _SNAP = 1.5 * 2.0**23  # x + s * _SNAP - s * _SNAP rounds x to a multiple of s, 
 def round_e2m1(x: Tensor) -> Tensor:
     """Round a float32 tensor to the nearest E2M1 values (ties to even mantissa, saturating at 6)."""
     x = x.clamp(-6, 6)
+    if torch.compiler.is_compiling():  # three times as fast there, three times as slow elsewhere
+        a = x.abs()
+        snap = torch.where(a < 2, _SNAP / 2, torch.where(a < 4, _SNAP, 2 * _SNAP))
+        return (x + snap) - snap
     # E2M1 steps by .5 below 2, then by 1 up to 4 and by 2 up to 6: half the power of
     # two not above max(|x|, 1).
     snap = x.abs().clamp_(min=1)
@@ -48,9 +52,10 @@ class _FakeQuantActivations(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
         blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
         amax = blocks.abs().amax(-1, keepdim=True)
-        steps = torch.where(amax >= ACTIVATION_TINY, float(ACTIVATION_STEPS["base"]), 0.0)
-        q = (blocks * (steps / amax.clamp_(min=ACTIVATION_TINY))).round_()
-        return q.mul_(amax / ACTIVATION_STEPS["base"]).reshape(x.shape)
+        steps = torch.where(amax >= ACTIVATION_TINY, float(ACTIVATION_STEPS), 0.0)
+        amax = amax.clamp(min=ACTIVATION_TINY)
+        q = (blocks * (steps / amax)).round()
+        return (q * (amax / ACTIVATION_STEPS)).reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004

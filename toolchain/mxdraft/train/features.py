@@ -22,9 +22,8 @@ _BATCH_TOKENS = 2048  # padding included
 
 
 def bundle_target(bundle: Bundle, precision: Literal["base", "full"]) -> Llama:
-    """Build the frozen target as the runtime computes it: in base precision the MXFP4 plane and int8
-    activations; in full precision base and residual, and activations in f32, which the runtime's 15 bits come
-    close to.
+    """Build the frozen target as the runtime computes it: with int8 activations, and of the MXFP4 planes base
+    alone or, in full precision, base and residual.
 
     Raises UsageError if the bundle has no residual plane but is asked for full precision.
     """
@@ -42,7 +41,7 @@ def bundle_target(bundle: Bundle, precision: Literal["base", "full"]) -> Llama:
                 tensors[name] = values if values.ndim == 1 else tensors[name] + values
     tied = "lm_head.weight" not in tensors
     config = ModelConfig(**vars(bundle.config), rope_theta=1.0, tied=tied)
-    target = Llama(ModelWeights(config, tensors), int8_activations=precision == "base").requires_grad_(False)
+    target = Llama(ModelWeights(config, tensors), int8_activations=True).requires_grad_(False)
     target.cos, target.sin = (torch.from_numpy(tensors[name]) for name in ("rope.cos", "rope.sin"))
     return target
 

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+Chunk: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 _CHUNK = 128  # positions whose logits are held at once: 128 x 49152 floats stay inside a large cache
+
+
+def _chunk(student: Tensor, teacher: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed KL(teacher ‖ student) of some positions and its gradient with respect to
+    ``student``."""
+    wanted = torch.log_softmax((teacher @ head.T).float(), -1)
+    given = torch.log_softmax((student @ head.T).float(), -1)
+    probability = wanted.exp()
+    divergence = (probability * (wanted - given)).sum()
+    return divergence, ((given.exp() - probability).to(head.dtype) @ head).float()
 
 
 class _Distill(torch.autograd.Function):
     """Mean KL divergence; the logits are never kept, for their gradient is known as soon as they are."""
 
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor, chunk: Chunk) -> Tensor:
         total = student.new_zeros(())
         gradient = torch.empty_like(student)
         for first in range(0, len(student), _CHUNK):
             rows = slice(first, first + _CHUNK)
-            wanted = torch.log_softmax(teacher[rows] @ head.T, -1)
-            given = torch.log_softmax(student[rows] @ head.T, -1)
-            probability = wanted.exp()
-            total += (probability * wanted.sub_(given)).sum()
-            gradient[rows] = given.exp_().sub_(probability) @ head
+            divergence, gradient[rows] = chunk(
+                student[rows].to(head.dtype), teacher[rows].to(head.dtype), head
+            )
+            total += divergence
         ctx.save_for_backward(gradient.div_(len(student)))
         return total / len(student)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grads[0], None, None
+        return gradient * grads[0], None, None, None
 
 
-def distillation_loss(student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
+def distillation_loss(student: Tensor, teacher: Tensor, head: Tensor, compiled: bool = False) -> Tensor:
     """Return the mean over positions of KL(teacher ‖ student) in nat.
 
     ``student``, ``teacher``: final hidden states [n, hidden]; ``head`` [vocab, hidden] turns both into
-    logits. Only the student receives a gradient.
+    logits, by products in its own type. Only the student receives a gradient.
     """
-    return cast(Tensor, _Distill.apply(student, teacher, head))
+    chunk = cast(Chunk, torch.compile(_chunk, dynamic=False)) if compiled else _chunk
+    return cast(Tensor, _Distill.apply(student, teacher, head, chunk))
 
 
 @dataclass(frozen=True)

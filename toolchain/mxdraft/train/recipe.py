@@ -45,13 +45,15 @@ class TrainingSchedule:
 class Recipe(TrainingSchedule):
     """QAT of a target. ``lr`` is in grid units (fakequant.py), ``norm_lr`` absolute."""
 
-    text: str  # teacher text (.npz), relative to the recipe
+    texts: list[str]  # .npz files with ``tokens``, relative to the recipe
     context: int  # tokens a window
-    held_out: int  # windows at the end of the text that never train
+    held_out: int  # windows at the end of each text that never train
     max_repetition: float  # windows whose share of repeated 4-grams is larger do not train
     start: Literal["round", "compensate"]
+    smoothing: int  # windows that smooth the weights (mxdraft.checkpoint.smooth); 0: none do
     calibration: int  # windows that ``compensate`` looks at
     int8_activations: bool
+    compile: bool  # layers and loss become machine code at the first step (torch.compile, a C++ compiler)
     batch: int  # windows a step, over all processes
     reach: float  # how far an element may lie from its weight (start.within_reach); 0: to latent_clip
     # Share of the way to its grid value that a latent is pulled each step, times the rate's share.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mxdraft import mx
-from mxdraft.mx import BLOCK
+from mxdraft.mx import BLOCK, MXTensor
 from mxdraft.train.fakequant import MXLinear, round_e2m1
 from mxdraft.train.model import Llama
 
@@ -25,11 +25,14 @@ _DAMPING = 0.01  # of the mean diagonal, added to it: GPTQ's usual value
 _GROUP = 64  # columns whose corrections are applied to the rest in one product
 
 
-def start_quantized(model: Llama, start: Start, tokens: Tensor, names: Collection[str] | None = None) -> None:
+def start_quantized(
+    model: Llama, start: Start, tokens: Tensor, names: Collection[str] | None = None, reach: float = 0.0
+) -> None:
     """Make the linear layers of ``model`` read MXFP4, in order of execution; only weights ``names`` if given.
 
     With ``compensate`` each layer is rounded against its inputs for ``tokens`` [B, T] as the layers before
-    it, already quantized, produce them.
+    it, already quantized, produce them; its latents then lie within ``reach`` (``within_reach``), with 0
+    anywhere.
     """
     linears = [linear for name, linear in model.linears().items() if names is None or name in names]
     if start == "round":
@@ -38,7 +41,7 @@ def start_quantized(model: Llama, start: Start, tokens: Tensor, names: Collectio
         return
 
     def before_forward(linear: MXLinear, inputs: tuple[Tensor]) -> None:
-        _start_compensated(linear, inputs[0].flatten(0, -2))
+        _start_compensated(linear, inputs[0].flatten(0, -2), reach)
 
     hooks = [linear.register_forward_pre_hook(before_forward) for linear in linears]
     with torch.no_grad():
@@ -76,7 +79,7 @@ def within_reach(weight: Tensor, scale: Tensor, reach: float) -> tuple[Tensor, T
     """
     grid = scale.repeat_interleave(BLOCK, 1)
     rounded = round_e2m1(weight / grid)
-    distance = reach * search_scale(weight - rounded * grid).repeat_interleave(BLOCK, 1)
+    distance = reach * _residual_scale(weight - rounded * grid, scale).repeat_interleave(BLOCK, 1)
     low, high = ((weight + d) / grid for d in (-distance, distance))
     elements = _E2M1.to(weight.device)
     first = torch.bucketize(low, elements).clamp_(max=len(elements) - 1)
@@ -84,8 +87,20 @@ def within_reach(weight: Tensor, scale: Tensor, reach: float) -> tuple[Tensor, T
     return torch.minimum(elements[first], rounded).half(), torch.maximum(elements[last], rounded).half()
 
 
-def compensate(weight: Tensor, inputs: Tensor, scale: Tensor) -> Tensor:
+def _residual_scale(left: Tensor, scale: Tensor) -> Tensor:
+    """Compute 2**exponent [out, in/32] of the residual plane's blocks, where the base plane, with blocks of
+    ``scale``, leaves ``left``."""
+    exponent = np.frexp(scale.cpu().numpy())[1] - 1
+    base = MXTensor("mxfp4", np.empty(0, np.uint8), (exponent + 127).astype(np.uint8), "search")
+    code = mx.quantize_residual(left.cpu().numpy(), base).scale
+    return torch.from_numpy(np.ldexp(np.float32(1), code.astype(np.int32) - 127)).to(left.device)
+
+
+def compensate(
+    weight: Tensor, inputs: Tensor, scale: Tensor, bounds: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """Compute latents [out, in] whose rounding nearly minimizes ‖inputs (weight − rounded)ᵀ‖; inputs [n, in].
+    With ``bounds`` each lies between its least and its largest, and later columns make up for that too.
 
     Columns go from the strongest input to the weakest, so that the errors that matter most find the most
     columns left to correct them. Raises torch.linalg.LinAlgError if the inputs hold NaN or Inf.
@@ -100,11 +115,14 @@ def compensate(weight: Tensor, inputs: Tensor, scale: Tensor) -> Tensor:
     grid = scale.repeat_interleave(BLOCK, 1)[:, order].T.contiguous()
     left = weight[:, order].T.contiguous()  # [in, out]: a column of the weight is a contiguous row here
     latent = torch.empty_like(left)
+    limits = bounds and [bound[:, order].T.float() for bound in bounds]
     for first in range(0, columns, _GROUP):
         last = min(first + _GROUP, columns)
         errors = left.new_empty(last - first, rows)
         for i in range(first, last):
             latent[i] = left[i] / grid[i]
+            if limits is not None:
+                latent[i].clamp_(limits[0][i], limits[1][i])
             errors[i - first] = (left[i] - round_e2m1(latent[i]) * grid[i]) / spread[i, i]
             left[i + 1 : last].addr_(spread[i, i + 1 : last], errors[i - first], alpha=-1)
         left[last:] -= spread[first:last, last:].T @ errors
@@ -117,6 +135,8 @@ def start_rounded(linear: MXLinear) -> None:
     linear.start(linear.weight.detach() / scale.repeat_interleave(BLOCK, 1), scale)
 
 
-def _start_compensated(linear: MXLinear, inputs: Tensor) -> None:
-    scale = search_scale(linear.weight)
-    linear.start(compensate(linear.weight.detach(), inputs, scale), scale)
+def _start_compensated(linear: MXLinear, inputs: Tensor, reach: float) -> None:
+    weight = linear.weight.detach()
+    scale = search_scale(weight)
+    bounds = within_reach(weight, scale, reach) if reach else None
+    linear.start(compensate(weight, inputs, scale, bounds), scale)

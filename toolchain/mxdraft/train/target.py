@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from mxdraft.checkpoint import Checkpoint
-from mxdraft.errors import UsageError
+from mxdraft.checkpoint.smooth import Smoothing, measure, smooth
+from mxdraft.errors import RefusedError, UsageError
+from mxdraft.files import write_json
+from mxdraft.files.npz import read_windows
 from mxdraft.train.corpus import repetition
-from mxdraft.train.data import TeacherStates, epoch_order, read_windows
+from mxdraft.train.data import TeacherStates, epoch_order
 from mxdraft.train.delta import TrainedBase, write_delta
 from mxdraft.train.fakequant import MXLinear, round_e2m1
 from mxdraft.train.loss import StudentQuality, distillation_loss, measure_quality
@@ -27,47 +31,59 @@ def train_target(recipe: Path, checkpoint: Checkpoint, directory: Path, delta: P
     """Train the base plane of ``checkpoint`` by the file ``recipe``, from where ``directory`` stands, and
     write the result to ``delta``."""
     settings = read_recipe(recipe, Recipe)
-    trainer = Trainer(settings, recipe.parent / settings.text, checkpoint, directory)
+    trainer = Trainer(settings, recipe.parent, checkpoint, directory)
     trainer.run()
     if trainer.rank == 0:
         write_delta(delta, checkpoint, trainer.trained_base())
 
 
 class Trainer(TrainingRun):
-    """QAT of a target; the directory also keeps the teacher's states."""
+    """QAT of a target; the directory also keeps the smoothing and the teacher's states."""
 
-    def __init__(self, recipe: Recipe, text: Path, checkpoint: Checkpoint, directory: Path) -> None:
+    def __init__(self, recipe: Recipe, texts: Path, checkpoint: Checkpoint, directory: Path) -> None:
+        """``texts``: directory to which the recipe's are relative."""
         super().__init__(recipe, directory)
         self.recipe = recipe
         if recipe.batch % self.processes:
             raise UsageError(
                 f"a batch of {recipe.batch} windows does not split over {self.processes} processes"
             )
-        windows = read_windows(text, recipe.context, checkpoint.config.vocab)
-        self.held_out = np.arange(len(windows))[-recipe.held_out :]
-        varied = [
-            i for i, w in enumerate(windows[: -recipe.held_out]) if repetition(w) <= recipe.max_repetition
-        ]
+        parts = [read_windows(texts / name, recipe.context, checkpoint.config.vocab) for name in recipe.texts]
+        windows = np.concatenate(parts)
+        ends = np.cumsum([len(part) for part in parts])
+        self.held_out = {
+            name: np.arange(max(end - recipe.held_out, 0), end)
+            for name, end in zip(recipe.texts, ends, strict=True)
+        }
+        usable = np.setdiff1d(np.arange(len(windows)), np.concatenate(list(self.held_out.values())))
+        varied = [i for i in usable if repetition(windows[i]) <= recipe.max_repetition]
         self.trained = np.array(varied, np.int64)
-        if len(varied) < recipe.batch or len(windows) < recipe.held_out + recipe.calibration:
-            raise UsageError(f"{text}: {len(windows)} windows, {len(varied)} of them to train, are too few")
+        if len(varied) < recipe.batch or len(usable) < max(recipe.calibration, recipe.smoothing):
+            names = ", ".join(recipe.texts)
+            raise UsageError(f"{names}: {len(windows)} windows, {len(varied)} of them to train, are too few")
         self.windows = windows
-        teacher = Llama(checkpoint).to(self.device).requires_grad_(False)
-        self.teacher = TeacherStates(teacher, windows, directory / f"teacher-{self.rank}.npy")
-        self.student = Llama(checkpoint, recipe.int8_activations).to(self.device)
+        # Repetitive windows too may calibrate: these inputs shall be what the model meets.
+        order = epoch_order(usable, 0, recipe.seed)
+        self.smoothing = self._smoothing(checkpoint, windows[order[: recipe.smoothing]])
+        smoothed = smooth(checkpoint, self.smoothing)
+        teacher = Llama(smoothed).to(self.device).requires_grad_(False)
+        self.student = Llama(smoothed, recipe.int8_activations).to(self.device)
+        self.read_head = teacher.head if recipe.compute == "f32" else teacher.head.bfloat16()
+        self.teacher = TeacherStates(teacher, windows, directory / f"teacher-{self.rank}.npy", self.compute)
         self.optimizer = adamw(
             recipe,
             {"params": [m.weight for m in self.student.linears().values()], "peak": recipe.lr},
             {"params": list(self.student.norms().values()), "peak": recipe.norm_lr},
         )
         if not self.resume():
-            # Repetitive windows too may calibrate: these inputs shall be what the model meets.
-            order = epoch_order(np.arange(len(windows) - recipe.held_out), 0, recipe.seed)
             tokens = torch.from_numpy(windows[order[-recipe.calibration :]]).to(self.device)
-            start_quantized(self.student, recipe.start, tokens)
+            start_quantized(self.student, recipe.start, tokens, reach=recipe.reach)
             self.share(self.student)
         self.bounds = latent_bounds(teacher, self.student, recipe.reach, recipe.latent_clip)
         self._clamp_latents()
+        if recipe.compile:
+            for layer in [*teacher.model.layers, *self.student.model.layers]:
+                layer.compile(dynamic=False)
 
     def advance(self) -> tuple[float, float]:
         """Take one step. Returns the KL of its text and the norm of its gradient before clipping."""
@@ -77,7 +93,8 @@ class Trainer(TrainingRun):
         tokens = torch.from_numpy(self.windows[index]).to(self.device)
         with self.compute():
             hidden = self.student(tokens)
-        loss = distillation_loss(hidden.float().flatten(0, 1), wanted.flatten(0, 1), self.student.head)
+        given = hidden.float().flatten(0, 1)
+        loss = distillation_loss(given, wanted.flatten(0, 1), self.read_head, recipe.compile)
         loss = loss / self.processes
         self.optimizer.zero_grad()
         loss.backward()
@@ -95,24 +112,33 @@ class Trainer(TrainingRun):
         return float(loss), norm
 
     @torch.no_grad()
-    def evaluate(self) -> StudentQuality:
-        """Compare student and teacher on the held-out windows."""
-        tokens = torch.from_numpy(self.windows[self.held_out]).to(self.device)
-        wanted = self.teacher.hidden(self.held_out).to(self.device)
-        hidden = torch.cat([self.student(window[None]) for window in tokens])
-        return measure_quality(hidden, wanted, self.student.head, tokens)
+    def evaluate(self) -> dict[str, StudentQuality]:
+        """Compare student and teacher on the windows held out of each text."""
+        found = {}
+        for name, index in self.held_out.items():
+            tokens = torch.from_numpy(self.windows[index]).to(self.device)
+            wanted = torch.cat([self.teacher.hidden(window) for window in index[:, None]]).to(self.device)
+            with self.compute():
+                hidden = torch.cat([self.student(window[None]).float() for window in tokens])
+            found[name] = measure_quality(hidden, wanted, self.student.head, tokens)
+        return found
 
     def trained_base(self) -> TrainedBase:
         """Return what the student has become, with the recipe, the steps taken and the quality on the
         held-out windows."""
-        meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": asdict(self.evaluate())}
-        return TrainedBase(self.student.planes(), self.student.norm_arrays(), meta)
+        held_out = {name: asdict(quality) for name, quality in self.evaluate().items()}
+        meta = {"recipe": asdict(self.recipe), "steps": self.step, "held_out": held_out}
+        return TrainedBase(self.student.planes(), self.student.norm_arrays(), meta, self.smoothing)
 
     def linears(self) -> list[MXLinear]:
         return list(self.student.linears().values())
 
     def results(self) -> dict[str, float]:
-        return asdict(self.evaluate())
+        return {
+            f"{Path(name).stem} {measure}": value
+            for name, quality in self.evaluate().items()
+            for measure, value in asdict(quality).items()
+        }
 
     def state(self) -> dict[str, Any]:
         return {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -125,6 +151,20 @@ class Trainer(TrainingRun):
     def _clamp_latents(self) -> None:
         for linear, bounds in zip(self.student.linears().values(), self.bounds, strict=True):
             linear.weight.clamp_(*bounds)
+
+    def _smoothing(self, checkpoint: Checkpoint, windows: NDArray[np.int64]) -> Smoothing | None:
+        """Return the run's smoothing, kept in its directory so that a resumed run has the same."""
+        if not self.recipe.smoothing:
+            return None
+        path = self.directory / "smoothing.json"
+        if not path.exists():
+            write_json(path, measure(checkpoint, windows).to_json())
+        try:
+            return Smoothing.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RefusedError(
+                f"{path} is no smoothing: {error}; remove it and the run's checkpoint"
+            ) from error
 
     def _batch(self, step: int) -> NDArray[np.int64]:
         per_epoch = len(self.trained) // self.recipe.batch

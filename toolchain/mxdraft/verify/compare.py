@@ -18,8 +18,8 @@ from mxdraft.runtime import Engine, Model, Timeline
 
 # In standard deviations of the logits of one position. The margin between two tokens may be three times the
 # RMS of the difference of two independent errors.
-RMS_BOUND = {"base": 0.08, "full": 0.003}
-MARGIN_BOUND = {precision: 3 * 2**0.5 * bound for precision, bound in RMS_BOUND.items()}
+RMS_BOUND = 0.08
+MARGIN_BOUND = 3 * 2**0.5 * RMS_BOUND
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -124,11 +124,10 @@ class Result:
                     f"prompt {continuation.prompt!r}: token {d.position} is {d.runtime_token}, onnxruntime's "
                     f"{d.onnx_token}; margin {d.margin:.4f}, bound {d.bound:.4f}"
                 )
-        for name, value, bounds in (
+        for name, value, bound in (
             ("RMS difference", self.text.rms, RMS_BOUND),
             ("margin of a token", self.text.largest_margin, MARGIN_BOUND),
         ):
-            bound = bounds[self.precision]
             if not value <= bound:
                 faults.append(f"text: {name} {value:.4f} of a deviation, bound {bound:.4f}")
         return [f"{self.precision}: {fault}" for fault in faults]
@@ -203,7 +202,7 @@ def _continue(engine: Engine, runner: OnnxRunner, prompt: str, count: int) -> Co
         with Timeline(engine) as timeline:
             logits = timeline.logits(ids + runtime[:parted])[-1]
         margin = float(logits[runtime[parted]] - logits[onnx[parted]])
-        bound = MARGIN_BOUND[engine.plan.precision] * float(logits.std())
+        bound = MARGIN_BOUND * float(logits.std())
         difference = Parting(parted, runtime[parted], onnx[parted], margin, bound)
     return Continuation(
         prompt, runtime, onnx, _split(model, runtime, parted), _split(model, onnx, parted), difference
