@@ -341,7 +341,7 @@ def test_wheel_needs_a_library() -> None:
 
 # ---- make ----
 
-OUTPUTS = ("build/host/mxdraft", "build/smollm2-135m/model.full.onnx", "build/smollm2-135m.mxb")
+OUTPUTS = ("build/host/mxdraft", "build/smollm2-135m/export.json", "build/smollm2-135m.mxb")
 
 
 @pytest.fixture(scope="module")

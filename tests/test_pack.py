@@ -268,7 +268,7 @@ def test_a_drafter_can_be_exported_with_its_target(drafting, tmp_path):
 def test_exporting_a_drafter_needs_a_whole_export(tmp_path):
     export_model(CHECKPOINT, tmp_path / "o")
     (tmp_path / "o" / "export.json").unlink()
-    with pytest.raises(RefusedError, match="no whole export"):
+    with pytest.raises(RefusedError, match="not a whole export"):
         export_drafter(tiny.drafter(CHECKPOINT.config), tmp_path / "o")
 
 

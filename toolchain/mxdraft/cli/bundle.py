@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ def fetch(name: str, cache: Path | None, no_progress: bool) -> None:
     """Get a model's weights, checked against their hash, and print the path of the file."""
     from mxdraft.checkpoint.fetch import fetch as fetch_model
 
-    _print_path(fetch_model(name, cache, progress=not no_progress))
+    print_line(fetch_model(name, cache, progress=not no_progress))
 
 
 @click.command(epilog="Example: mxdraft export model.gguf -o build/smollm2-135m")
@@ -76,7 +75,7 @@ def export(
     if drafting is not None:
         paths += [directory / name for name in (FEATURES_FILE, STEP_FILE)]
     for path in paths:
-        _print_path(path)
+        print_line(path)
 
 
 @click.command(epilog="Example: mxdraft pack build/smollm2-135m -o build/smollm2-135m.mxb")
@@ -90,7 +89,7 @@ def pack(directory: Path, bundle: Path, text: Path | None, schedule: Path | None
     from mxdraft.pack import pack as pack_bundle
 
     pack_bundle(directory, bundle, None, _golden_digests, text, schedule, residual=not base_only)
-    _print_path(bundle)
+    print_line(bundle)
 
 
 @click.command(epilog="Example: mxdraft inspect build/smollm2-135m.mxb --json")
@@ -151,8 +150,3 @@ def _golden_digests(bundle: Path) -> tuple[str, str | None]:
             return base, None
         with Engine(model, precision="full") as engine:
             return base, engine.verify().digest
-
-
-def _print_path(path: Path) -> None:
-    """Print a path for programs: its very bytes."""
-    emit(os.fsencode(path) + b"\n")

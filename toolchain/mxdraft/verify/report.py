@@ -12,14 +12,15 @@ from typing import Any
 import jinja2
 
 from mxdraft import __version__
+from mxdraft.files import as_text
 from mxdraft.verify.compare import MARGIN_BOUND, RMS_BOUND, Result
 
 
 def verification_report(results: Sequence[Result], bundle: str, directory: Path) -> dict[str, Any]:
     """Collect everything found, as what ``json`` can write."""
     return {
-        "bundle": bundle,
-        "onnx": str(directory),
+        "bundle": as_text(bundle),
+        "onnx": as_text(directory),
         "versions": {"mxdraft": __version__, "onnxruntime": version("onnxruntime")},
         "bounds": {"margin": MARGIN_BOUND, "rms": RMS_BOUND},
         "faults": [fault for result in results for fault in result.faults()],
@@ -30,4 +31,5 @@ def verification_report(results: Sequence[Result], bundle: str, directory: Path)
 def verification_page(report: dict[str, Any]) -> str:
     """Render ``verification_report``'s content as one page that needs no other file."""
     template = resources.files("mxdraft.verify").joinpath("page.html").read_text(encoding="utf-8")
-    return jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template).render(report)
+    page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template).render(report)
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")
