@@ -201,7 +201,7 @@ def test_costs_that_cannot_be_are_measured_again(bundle: Path, tmp_path: Path) -
         for wrong in (
             [(place, f"{65 * one:.3f}") for place in range(1, 16)],  # sixteen rows like 65 single ones
             [(17, f"{5 * one:.3f}")],  # base precision slower than full
-            [(16, f"{17 * one:.3f}")],  # a drafter, and there is none
+            [(16, f"{17 * one:.3f}")],  # a drafter that takes seventeen steps
         ):
             write(*wrong)
             assert not engine.load_costs(tmp_path), wrong
