@@ -20,6 +20,7 @@ import pytest
 import tiny
 from mxdraft.bundle import Bundle, BundleWriter
 from mxdraft.bundle.schedule import Schedule
+from mxdraft.bundle.tiles import TILE_ROWS
 from mxdraft.errors import BundleError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
@@ -167,7 +168,7 @@ def test_one_flipped_nibble_is_found(host: list[str], tiny_bundle: Path, tmp_pat
     section = f"target.{plane}"
     entry = Bundle(data).tensors[section, "model.layers.2.mlp.up_proj.weight"]
     weights = bytearray(malformed.sections_of(data)[section])
-    weights[entry.offset + entry.length // 2] ^= 0x10
+    weights[entry.offset + entry.length // 2 + TILE_ROWS] ^= 0x10  # past the scale codes of a block
     bundle = tmp_path / "flipped.mxb"
     bundle.write_bytes(malformed.build(malformed.sections_of(data) | {section: bytes(weights)}))
     codes = {"base": 5 if plane == "base" else 0, "full": 5}
