@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The front door. `make` prints help; every recipe is one or two commands of .venv/bin/mxdraft or pytest.
 PYTHON ?= python3
 TARGET ?= host

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmarks, run from the repository's root: ``python -m bench.NAME``.
 
 peers/                 the runtime and llama.cpp in turns (`make bench-peers`)

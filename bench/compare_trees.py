@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare what two checkouts print, byte for byte: for changes that must not change behaviour.
 
     python -m bench.compare_trees OLD NEW BUNDLE [BUNDLE …]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executed instructions of attention over a quantized KV cache, and its cycles on paper (see predict_pi.py).
 
 Of a row (a key and a value) for all query heads that share it: scores, softmax and mixing.

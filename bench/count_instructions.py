@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executed aarch64 instructions a token, counted under qemu-user: exact and repeatable, unlike time.
 
 Example: python -m bench.count_instructions build/rpi/mxdraft build/smollm2-135m.mxb

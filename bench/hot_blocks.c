@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plugin for qemu-user: prints every block of the guest's code, how many instructions it has and how often it ran. */
 #include <stdio.h>
 #include <stdlib.h>

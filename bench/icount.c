@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plugin for qemu-user: counts the guest's executed instructions and prints the number when it ends. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of query heads over random quantized keys and values with the kernels of this CPU, so often:
  *   one_attention mxint8|mxfp4|normal4 HEADS N D TIMES */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A matrix product of random operands with the kernels of this CPU, so often:
  *   one_product mxfp4|mxfp4x2|mxint8 ROWS TILES BLOCKS TIMES
  * mxfp4x2 has two planes. */
@@ -27,8 +28,8 @@ int main(int argc, char **argv) {
                    .s = random_bytes(rows * blocks * sizeof(float)),
                    .bias = random_bytes(rows * blocks * 2 * sizeof(int16_t))};
     kernels.quantize(x, blocks * MXD_BLOCK, rows, blocks * MXD_BLOCK, &act);
-    const uint8_t *weights =
-        random_bytes(tiles * blocks * (size_t)(is_mxint8 ? MXD_MXINT8_BLOCK_BYTES : MXD_MXFP4_BLOCK_BYTES));
+    const uint8_t *weights = random_bytes(tiles * blocks *
+                                          (size_t)(is_mxint8 ? MXD_MXINT8_BLOCK_BYTES : MXD_MXFP4_BLOCK_BYTES));
     const uint8_t *residual = is_sum ? weights : NULL; /* equal planes: every rho is 0 */
     float *y = random_bytes(rows * tiles * MXD_TILE_ROWS * sizeof *y);
     mxd_matmul_fn *multiply = is_mxint8 ? kernels.matmul_mxint8 : kernels.matmul_mxfp4;

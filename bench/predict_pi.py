@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a Raspberry Pi should reach, on paper: the larger of memory time and compute time.
 
 Compute time comes from the loops of the matrix kernels, found by running them under qemu and timed by

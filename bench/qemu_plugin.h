@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the plugins for qemu-user here need of QEMU's plugin interface, version 1, which Debian's package has no header
  * for. */
 #ifndef QEMU_PLUGIN_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles parts of the C runtime for tests, with the flags of the real build."""
 
 from __future__ import annotations

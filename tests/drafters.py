@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafters that know what comes: always right, never, sometimes, or in trees."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Raspberry Pi to deploy to: qemu-system-aarch64, a Debian arm64 kernel, busybox and a real SSH server.
 
 ``python tests/emulated_pi.py`` makes two images from Debian packages, once, in build/emulated-pi/: in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices without a network: an ``ssh`` in front of PATH that runs commands in a folder of this machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs an operation again and again, interrupted at each of its calls that change a file, and looks at what
 is left. ``python interrupted.py SCENARIO FOLDER ACTION POINTS`` with tests/c/file_calls.c preloaded.
 

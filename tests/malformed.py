@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bundles that lie: each case is named after its lie and comes with the verdict that every reader must give.
 
 Checksums are corrected after each change, so that the check meant is the one that refuses.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both command lines, and how tests run them."""
 
 from __future__ import annotations

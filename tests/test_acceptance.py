@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Acceptance is what chain decoding would accept, and the noise is the sampler's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scalar reference does what docs/arithmetic.md says, in exact arithmetic and against numpy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mxdraft bench: what it reports, in which forms, about which machine. Speeds need only be present."""
 
 from __future__ import annotations

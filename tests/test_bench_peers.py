@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comparison with llama.cpp: turns, ratios, report and plot; llama.cpp itself is a fake (fake_llama)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paper predictions: loops found under emulation, the model of a step, the page's tables."""
 
 from __future__ import annotations

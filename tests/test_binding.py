@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public header and its cffi binding: lifetimes, errors, words, and that batches change no bit."""
 
 from __future__ import annotations

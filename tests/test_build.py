@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets, the cross-build, its audit, and the wheel."""
 
 from __future__ import annotations

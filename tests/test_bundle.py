@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bundle reader and writer: what is written comes back, every lie gets its verdict, noise never gets
 through."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chat templates become pieces that give Jinja's text and Hugging Face's ids, or are refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints from Hugging Face directories and GGUF files, whole and damaged; every file is made here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both command lines side by side: same arguments, same stdout, exit code and error (docs/cli.md)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The MX codecs of the C runtime give the bytes of ``mxdraft.mx``, and refuse what it refuses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text that a bundle writes: a function of seed and number alone, resumable, without loops."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deployments to devices behind a stubbed ssh: what goes right, and every way to go wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deployments through real SSH: a server on loopback, and (``make test-deploy``) an emulated Raspberry Pi."""
 
 from __future__ import annotations

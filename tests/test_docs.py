@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documents: what they link to and name exists, their commands parse, their compiler lines build."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafter training: the torch side equals the exported graphs, learns, resumes exactly, and sees only the
 past."""
 

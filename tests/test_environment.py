@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What surrounds a program: locale, caches, home, file kinds and lengths of paths. The control groups are in
 test_machine.py."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a file says reaches terminals, pages and programs as text, never as a command to them."""
 
 from __future__ import annotations

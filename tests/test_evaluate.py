@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``mxdraft evaluate quality`` compared with plain definitions, and the teacher that it compares with."""
 
 from __future__ import annotations

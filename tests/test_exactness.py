@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The promise of mxdraft.h: one bundle and one prompt give the same bits on every instruction set, thread
 count, batch and prefill chunk. Also what a bundle may cost in memory, and that a damaged one never opens."""
 

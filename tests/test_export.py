@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoint to ONNX: what each operator means, that onnxruntime runs the graphs, and what they compute."""
 
 import dataclasses

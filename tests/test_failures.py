@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every n-th call of a libc function fails once: a documented exit code or status, with a message, the right
 result or none, nothing leaked, and no file half-written."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetching weights: from an index and a server on this machine only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading files that may be anything, and writing them whole or not at all."""
 
 from __future__ import annotations

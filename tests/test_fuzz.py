@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Short runs of the fuzzers in C, with red zones around all memory; ``make fuzz`` runs them longer."""
 
 from __future__ import annotations

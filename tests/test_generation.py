@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequences: prompts, stops, text, truncation, batches, numeric faults."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds for every file of the repository: its licence and its white space."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Killed, or failing, at any call that changes a file: what is found later is whole or refused, never another
 thing; the next run succeeds, and leaves nothing behind."""
 

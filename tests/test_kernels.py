@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kernel variant equals the reference (tests/kernels), on this machine and on emulated Arm cores."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantized and tiered KV caches: still one answer everywhere, and tiers that change where they should."""
 
 from __future__ import annotations

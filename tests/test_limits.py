@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where features meet: steps of two passes, full contexts, prompts while a row waits, costs for many.
 
 Each test fails on a runtime that derives a capacity from one feature alone, or forgets more or less than it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logistic regression, and the measures of how well scores tell two classes apart."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory plan, default threads, thread pool: how the runtime adapts to the machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The MX codec against ml_dtypes' element types, float64 and the specification's worked examples."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The n-gram table: counted right, reproducible, packed without touching anything else, and drafted from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of arrays: what is none, lies or would fill the memory is refused by every reader of them."""
 
 from __future__ import annotations

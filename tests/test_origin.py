@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """calibrate and evaluate origin on fixture T: numbers are what their names say, and a schedule comes out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The measurements for compute are what their names say."""
 
 from __future__ import annotations

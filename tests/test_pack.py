@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ONNX files to bundle: the weights arrive bit for bit, packing is reproducible, and altered exports are
 refused."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The house: who imports whom, from the ground up; each package says what its files are for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mixed precision: which rows get full precision, what that makes of them, and that only the preceding tokens
 decide it. (That drafts do not: test_speculation.py.)"""
 

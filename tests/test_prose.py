@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The prose that the shipped base plane trains on: what is read of a dump, and how it is written."""
 
 from __future__ import annotations

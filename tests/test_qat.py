@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantization-aware training: the torch side equals mxdraft.mx, learns, and resumes exactly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trained delta comes back bit for bit, is small, and is refused when damaged or misapplied."""
 
 from __future__ import annotations

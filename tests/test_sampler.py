@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sampler against docs/arithmetic.md, "Sampling": every choice, and the distribution of many."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedule section: file and section hold the same settings, and anything else is refused."""
 
 from __future__ import annotations

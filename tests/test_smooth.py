@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Smoothing leaves a model's function alone, helps its planes, and travels with what was made of it."""
 
 from __future__ import annotations

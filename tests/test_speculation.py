@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speculation never changes the output: with every drafter, draft length and thread count, greedy or sampled,
 each sequence gets the tokens, text, stop and counts of plain decoding. And it does speculate."""
 

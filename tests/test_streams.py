@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams that end, fail, do not block or are terminals: nothing is lost without a word (docs/cli.md)."""
 
 from __future__ import annotations

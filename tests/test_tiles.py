@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tile order (runtime/BUNDLE.md): the page's own example, each element's place, and the way back."""
 
 import numpy as np

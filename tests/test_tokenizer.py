@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ids in C equal Hugging Face ``tokenizers``; damaged sections are refused; UTF-8 is held back whole."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mxdraft trace: what is recorded is what the engine says, what is read is checked, and the page computes
 what the engine would. A build with Streamline's header marks every step."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What engines learn while they run: no snapshot of the policy is reused while somebody reads it, engines
 that share a tuner learn from each other, and no race changes what they write."""
 

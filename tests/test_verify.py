@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """verify --full compares onnxruntime with the runtime: what agrees passes, what does not is found."""
 
 from __future__ import annotations

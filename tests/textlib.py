@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text half of the runtime (tokenizer, chat, UTF-8), built alone and called through cffi."""
 
 from __future__ import annotations

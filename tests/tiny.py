@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixture T: a seeded Llama-family model of about a million parameters, with a tokenizer of its own.
 
 Its dimensions differ from each other and from the real model's: odd numbers of MX blocks, heads of 32, a

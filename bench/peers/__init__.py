@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares the runtime with llama.cpp on the same weights, in one run, taking turns (docs/performance.md).
 
 compare.py   what is measured, of both in turns; ratios and plot

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m bench.peers``: compare with llama.cpp (`make bench-peers` makes its environment first)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured, of both runtimes in turns; ratios and plot."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runtime as a peer: times are those of its own statistics, which include choosing the token."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """llama.cpp at the end of pipes: JSON lines, ``[function, arguments]`` on stdin and the result on stdout.
 
 Runs in the environment that has llama-cpp-python, and so imports nothing of mxdraft. Uses the low-level

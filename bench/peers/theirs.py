@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """llama.cpp as a peer: one process in its own Python environment, a line of JSON a call and an answer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the plain prose that the base plane is trained on beside its teacher's own text.
 
     python models/smollm2-135m/prose.py -m build/smollm2-135m.mxb -o build/prose.npz

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How fast this machine reads memory: the roof of decoding, which streams all weights for every token. */
 #ifndef MXD_BANDWIDTH_H
 #define MXD_BANDWIDTH_H

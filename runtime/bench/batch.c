@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Steps of many short sequences, compared with steps of one. */
 #include "../src/clock.h"
 #include "bench.h"

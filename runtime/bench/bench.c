@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Start here: the measured repetitions. Each takes every measure once, so that a disturbance meets all of them. */
 #include "bench.h"
 

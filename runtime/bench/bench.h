@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The benchmark: what it measures, and its results.
  *
  *   bench.c      start here: one engine, repetition by repetition, and what follows from the measures

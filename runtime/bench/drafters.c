@@ -1,10 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Answers to a few questions with each drafter, in turns with plain decoding. */
 #include "bench.h"
 
 #include <string.h>
 
-static const mxd_draft DRAFTERS[MXD_BENCH_DRAFTERS] = {MXD_DRAFT_OFF, MXD_DRAFT_NGRAM, MXD_DRAFT_MODEL,
-                                                       MXD_DRAFT_AUTO};
+static const mxd_draft DRAFTERS[MXD_BENCH_DRAFTERS] = {MXD_DRAFT_OFF, MXD_DRAFT_NGRAM, MXD_DRAFT_MODEL, MXD_DRAFT_AUTO};
 
 static const char *const QUESTIONS[] = {
     "Tell me about the life of bees in a garden.",

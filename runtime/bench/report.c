@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The results as text: a table, CSV or JSON. */
 #include <math.h>
 #include <stdbool.h>
@@ -116,8 +117,9 @@ static void put_json(mxd_text *t, const mxd_bench *b) {
     mxd_put(t, "\"bytes_per_token\": %.0f, \"peak_rss_bytes\": %llu, ", b->bytes_per_token,
             (unsigned long long)b->peak_rss_bytes);
     if (b->flags_before < 0) mxd_put(t, "\"throttled\": null, \"throttle_flags\": null}\n");
-    else mxd_put(t, "\"throttled\": %s, \"throttle_flags\": %u}\n", throttled(b) ? "true" : "false",
-                 (unsigned)b->flags_seen);
+    else
+        mxd_put(t, "\"throttled\": %s, \"throttle_flags\": %u}\n", throttled(b) ? "true" : "false",
+                (unsigned)b->flags_seen);
 }
 
 size_t mxd_bench_text(const mxd_bench *b, mxd_bench_format format, char *buf, size_t cap) {

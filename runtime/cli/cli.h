@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The device's command line. docs/cli.md is the grammar that it shares with the host's (toolchain/mxdraft/cli).
  *
  *   main.c        start here
@@ -42,10 +43,10 @@ typedef struct settings {
     uint64_t stop_count;
     uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat, draft_max, catch_up;
     double temp, top_p, min_p, repeat_penalty, kv_budget;
-    double core_fraction; /* < 0: the bundle's */
-    bool seeded;          /* --seed was given */
+    double core_fraction;          /* < 0: the bundle's */
+    bool seeded;                   /* --seed was given */
     uint32_t precision, kv, stats; /* mxd_precision, mxd_kv, STATS_... */
-    uint32_t draft;       /* mxd_draft; of bench also DRAFT_ALL */
+    uint32_t draft;                /* mxd_draft; of bench also DRAFT_ALL */
     bool from_stdin, raw, ignore_eos, dump_tokens, explain, chat, decode, cpu;
 } settings;
 

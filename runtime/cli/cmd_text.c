@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* generate, chat and tokenize. */
 #include "cli.h"
 
@@ -136,15 +137,15 @@ static void print_stats_text(const session *run) {
     mxd_seq_get_stats(run->seq, &t);
     text_buffer text = {0};
     append_text(&text,
-            "prompt: %llu tokens, %.1f tok/s; first token after %.3f s\n"
-            "generated: %llu tokens, %.1f tok/s; %llu steps; stop: %s\n"
-            "drafted: %llu, accepted: %llu, %.2f tokens a step; gain %.2f (expected %.2f)\n"
-            "memory: peak %.1f MiB; threads %u; seed %llu\n",
-            (unsigned long long)t.prompt_tokens, t.prefill_tok_per_s, t.first_token_s,
-            (unsigned long long)t.generated_tokens, t.decode_tok_per_s, (unsigned long long)t.steps,
-            mxd_stop_name(mxd_seq_stop(run->seq)), (unsigned long long)t.drafted, (unsigned long long)t.accepted,
-            t.tokens_per_step, t.gain, t.expected_gain, (double)t.peak_rss_bytes / (1 << 20),
-            (unsigned)mxd_engine_plan(run->engine)->threads, (unsigned long long)run->seed);
+                "prompt: %llu tokens, %.1f tok/s; first token after %.3f s\n"
+                "generated: %llu tokens, %.1f tok/s; %llu steps; stop: %s\n"
+                "drafted: %llu, accepted: %llu, %.2f tokens a step; gain %.2f (expected %.2f)\n"
+                "memory: peak %.1f MiB; threads %u; seed %llu\n",
+                (unsigned long long)t.prompt_tokens, t.prefill_tok_per_s, t.first_token_s,
+                (unsigned long long)t.generated_tokens, t.decode_tok_per_s, (unsigned long long)t.steps,
+                mxd_stop_name(mxd_seq_stop(run->seq)), (unsigned long long)t.drafted, (unsigned long long)t.accepted,
+                t.tokens_per_step, t.gain, t.expected_gain, (double)t.peak_rss_bytes / (1 << 20),
+                (unsigned)mxd_engine_plan(run->engine)->threads, (unsigned long long)run->seed);
     tell(text.data, text.length);
     free(text.data);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What comes in by -p, -f and standard input, and what goes out to files. */
 #include "cli.h"
 
@@ -33,8 +34,8 @@ static int read_some(int fd, const char *name, text_buffer *out, size_t *n) {
     ssize_t line = got > 0 && bytes[got - 1] == '\n' ? got - 1 : got; /* a terminal gives one at a time */
     if (line >= FULL_LINE && !tcgetattr(fd, &mode) && mode.c_lflag & ICANON)
         return fail(EXIT_CAPACITY,
-                    "%s: the terminal cuts a line after %d bytes: give long text with -f FILE or through a pipe",
-                    name, FULL_LINE);
+                    "%s: the terminal cuts a line after %d bytes: give long text with -f FILE or through a pipe", name,
+                    FULL_LINE);
     append(out, bytes, (size_t)got);
     return EXIT_DONE;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mxdraft on the device: each process runs one command (cli.h is the map). */
 #include "cli.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The grammar: options of each command, parsing, --help (mirror: toolchain/mxdraft/cli/_options.py). */
 #include "cli.h"
 
@@ -273,8 +274,7 @@ static int set_option(const command *c, const option *o, const char *value, sett
     case FLAG: *(bool *)field = true; return EXIT_DONE;
     case TEXT: *(const char **)field = value; return EXIT_DONE;
     case TEXTS:
-        if (out->stop_count == MAX_STOPS)
-            return fail(EXIT_USAGE, "more than %d options %s", MAX_STOPS, o->name);
+        if (out->stop_count == MAX_STOPS) return fail(EXIT_USAGE, "more than %d options %s", MAX_STOPS, o->name);
         out->stops[out->stop_count++] = value;
         return EXIT_DONE;
     case WHOLE:
@@ -336,10 +336,8 @@ static bool parse_command(const command *c, int argc, char **argv, settings *out
     for (int i = 0; i < argc && !*code;) {
         const char *argument = argv[i];
         if (only_arguments || argument[0] != '-' || argument[1] == '\0') {
-            if (c->takes_text && !out->from_stdin && !strcmp(argument, "-"))
-                out->from_stdin = true;
-            else
-                *code = fail(EXIT_USAGE, "unexpected argument '%s'", argument);
+            if (c->takes_text && !out->from_stdin && !strcmp(argument, "-")) out->from_stdin = true;
+            else *code = fail(EXIT_USAGE, "unexpected argument '%s'", argument);
             i++;
         } else if (!strcmp(argument, "--")) {
             only_arguments = true;
@@ -370,10 +368,8 @@ command_function *parse_arguments(int argc, char **argv, settings *out, int *cod
         *code = fail(EXIT_USAGE, "unknown option '%s' (see mxdraft --help)", first);
     } else {
         const command *c = find_command(first);
-        if (!c)
-            *code = fail(EXIT_USAGE, "unknown command '%s' (see mxdraft --help)", first);
-        else if (parse_command(c, argc - 2, argv + 2, out, code))
-            return c->run;
+        if (!c) *code = fail(EXIT_USAGE, "unknown command '%s' (see mxdraft --help)", first);
+        else if (parse_command(c, argc - 2, argv + 2, out, code)) return c->run;
     }
     return NULL;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Model, engine and sequence of a command, and its memory plan. */
 #include "cli.h"
 
@@ -9,9 +10,10 @@
 int open_model(const char *path, session *out) {
     mxd_error error;
     char *shown = printable(path);
-    char *message = format_text("mxdraft: error: %s: cannot be read any more: it was cut while in use, or its medium fails: "
-                                "copy it again, and replace a bundle only by renaming\n",
-                                shown);
+    char *message = format_text(
+        "mxdraft: error: %s: cannot be read any more: it was cut while in use, or its medium fails: "
+        "copy it again, and replace a bundle only by renaming\n",
+        shown);
     mxd_exit_on_bus_error(message, EXIT_IO);
     free(message);
     free(shown);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Standard streams, signals and messages, the same in both command lines (docs/cli.md). */
 #include "cli.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mxdraft: exact low-bit text generation on small CPUs. The only public header.
  *
  * Three objects, opened in this order and closed in reverse:
@@ -92,22 +93,22 @@ typedef enum mxd_status {
     MXD_BAD_MISSING = 20,    /* no such file */
     MXD_BAD_MAGIC = 21,
     MXD_BAD_VERSION = 22,
-    MXD_BAD_LENGTH = 23,     /* file length differs from the header's: truncated or extended */
-    MXD_BAD_HEADER = 24,     /* section table checksum, reserved bytes or counts */
-    MXD_BAD_NAME = 25,       /* name not printable ASCII, not NUL-padded, or duplicated */
-    MXD_BAD_RANGE = 26,      /* section outside the file, overlapping, unaligned or out of order */
-    MXD_BAD_CHECKSUM = 27,   /* section bytes differ from their checksum */
-    MXD_BAD_SECTION = 28,    /* a required section is missing */
-    MXD_BAD_CONFIG = 29,     /* dimensions impossible or inconsistent */
+    MXD_BAD_LENGTH = 23,   /* file length differs from the header's: truncated or extended */
+    MXD_BAD_HEADER = 24,   /* section table checksum, reserved bytes or counts */
+    MXD_BAD_NAME = 25,     /* name not printable ASCII, not NUL-padded, or duplicated */
+    MXD_BAD_RANGE = 26,    /* section outside the file, overlapping, unaligned or out of order */
+    MXD_BAD_CHECKSUM = 27, /* section bytes differ from their checksum */
+    MXD_BAD_SECTION = 28,  /* a required section is missing */
+    MXD_BAD_CONFIG = 29,   /* dimensions impossible or inconsistent */
     MXD_BAD_DTYPE = 30,
-    MXD_BAD_SHAPE = 31,      /* tensor shape differs from what the config asks for */
-    MXD_BAD_TENSOR = 32,     /* tensor missing, duplicated, or its bytes outside its section */
-    MXD_BAD_SCALE = 33,      /* an E8M0 code of 255 (NaN) */
+    MXD_BAD_SHAPE = 31,  /* tensor shape differs from what the config asks for */
+    MXD_BAD_TENSOR = 32, /* tensor missing, duplicated, or its bytes outside its section */
+    MXD_BAD_SCALE = 33,  /* an E8M0 code of 255 (NaN) */
     MXD_BAD_TOKENIZER = 34,
     MXD_BAD_CHAT = 35,
     MXD_BAD_GOLDEN = 36,
-    MXD_BAD_DRAFT = 37,      /* drafter or n-gram table: impossible, or made for another target */
-    MXD_BAD_SCHEDULE = 38    /* settings of the dynamic origin: impossible */
+    MXD_BAD_DRAFT = 37,   /* drafter or n-gram table: impossible, or made for another target */
+    MXD_BAD_SCHEDULE = 38 /* settings of the dynamic origin: impossible */
 } mxd_status;
 
 typedef struct mxd_error {
@@ -119,10 +120,10 @@ typedef struct mxd_error {
 
 typedef struct mxd_model_info {
     uint32_t hidden, layers, heads, kv_heads, head_dim, ffn, vocab, max_positions;
-    uint32_t has_residual;  /* 1: full precision is available */
-    uint32_t has_drafter;   /* 1: there is a trained drafter */
-    uint32_t has_ngrams;    /* 1: there is a table for drafting by look-up */
-    uint32_t bos;           /* token that begins a text; UINT32_MAX: none */
+    uint32_t has_residual; /* 1: full precision is available */
+    uint32_t has_drafter;  /* 1: there is a trained drafter */
+    uint32_t has_ngrams;   /* 1: there is a table for drafting by look-up */
+    uint32_t bos;          /* token that begins a text; UINT32_MAX: none */
     uint64_t file_bytes;
     const char *provenance; /* JSON text, NUL-terminated; the model owns it */
     const char *path;       /* as given to mxd_model_open(); the model owns it */
@@ -144,7 +145,7 @@ typedef enum mxd_precision {
 
 /* Who proposes tokens for speculation. Changes the speed only, never what is generated. */
 typedef enum mxd_draft {
-    MXD_DRAFT_AUTO = 0,  /* everything the bundle has, as far as it pays */
+    MXD_DRAFT_AUTO = 0, /* everything the bundle has, as far as it pays */
     MXD_DRAFT_OFF = 1,
     MXD_DRAFT_NGRAM = 2, /* look-up in prompt and output, and in the bundle's table */
     MXD_DRAFT_MODEL = 3  /* the bundle's trained drafter */
@@ -152,7 +153,7 @@ typedef enum mxd_draft {
 
 /* Storage format of the KV cache. All but f16 change what is generated a little, in the same way everywhere. */
 typedef enum mxd_kv {
-    MXD_KV_AUTO = 0,  /* f16 */
+    MXD_KV_AUTO = 0, /* f16 */
     MXD_KV_F16 = 1,
     MXD_KV_INT8 = 2,  /* MXINT8 of rotated rows: 8.25 bits a value */
     MXD_KV_MXFP4 = 3, /* MXFP4 of rotated rows: 4.25 bits a value */
@@ -183,11 +184,11 @@ typedef struct mxd_plan {
     uint64_t activations; /* workspaces of max_rows rows, logits, attention scores */
     uint64_t sequences;   /* token histories, text buffers, what is learned about drafts */
     uint64_t total;
-    uint64_t available;   /* what this machine can give now: the least of MemAvailable, RLIMIT_AS and the limits of the
+    uint64_t available; /* what this machine can give now: the least of MemAvailable, RLIMIT_AS and the limits of the
                              process's control group and those around it, whose cached files count as free */
-    uint32_t ctx;         /* from here on the options as resolved */
+    uint32_t ctx;       /* from here on the options as resolved */
     uint32_t threads;
-    uint32_t precision;   /* MXD_PRECISION_AUTO: some rows at base, some at full precision */
+    uint32_t precision; /* MXD_PRECISION_AUTO: some rows at base, some at full precision */
     uint32_t kv;
     uint32_t largest_ctx; /* largest context that would fit `available`; 0: none */
 } mxd_plan;
@@ -232,13 +233,13 @@ typedef enum mxd_stop {
 /* Statistics since the last prompt. */
 typedef struct mxd_stats {
     uint64_t prompt_tokens, generated_tokens, drafted, accepted, steps;
-    uint64_t core, due;      /* precision auto: tokens that got full precision; that had to, because catch-up was due */
+    uint64_t core, due; /* precision auto: tokens that got full precision; that had to, because catch-up was due */
     uint64_t drafted_at[8], accepted_at[8]; /* by depth in the draft; the last counts all deeper ones too */
     double prefill_s, decode_s, first_token_s;
     double prefill_tok_per_s, decode_tok_per_s, tokens_per_step;
     double draft_s, verify_s, sample_s; /* parts of decode_s */
-    double schedule_s;       /* part of draft_s: ranking what is proposed and choosing what is verified */
-    double expected_gain;    /* speed over plain decoding by the estimates that chose the drafts; 0: none */
+    double schedule_s;                  /* part of draft_s: ranking what is proposed and choosing what is verified */
+    double expected_gain;               /* speed over plain decoding by the estimates that chose the drafts; 0: none */
     double gain;             /* the same by this run's time and the measured cost of plain steps; 0: not measured */
     uint64_t bytes_read;     /* weight and KV bytes that decode steps streamed */
     uint64_t peak_rss_bytes; /* largest resident set of the process */
@@ -269,8 +270,8 @@ typedef struct mxd_token_record {
     uint32_t base_token; /* the greedy choice of base precision; UINT32_MAX: it was not asked */
     float margin;        /* between the two largest logits, in nat; at base precision if that was asked */
     float confidence, attention, history, score; /* signals of the precision consumer, 0..1, and its score */
-    float threshold;     /* score above which a row is core; it follows the text to keep the fraction asked for */
-    uint32_t look;       /* mxd_look; for a core rule: what the engine would do */
+    float threshold; /* score above which a row is core; it follows the text to keep the fraction asked for */
+    uint32_t look;   /* mxd_look; for a core rule: what the engine would do */
 } mxd_token_record;
 
 /* Who drafted a token. */

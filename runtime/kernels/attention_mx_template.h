@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* This file is a template: `attention_mx` of a level, around its `score_block` and `mix_mx`. The level's file includes
  * it once, with these defined next to those of attention_template.h (TARGET, KERNEL, LANES, HEADS, softmax):
  *
@@ -7,11 +8,11 @@
  *                                                      acc[h] += weights times block b of a span's values */
 
 /* Call a function with a span's format as its first argument, a constant. */
-#define WITH_FORMAT(function, span, ...)                                    \
-    switch ((span)->format) {                                               \
-    case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break;      \
-    case MXD_ROW_MXFP4: function(MXD_ROW_MXFP4, __VA_ARGS__); break;        \
-    default: function(MXD_ROW_NORMAL4, __VA_ARGS__); break;                 \
+#define WITH_FORMAT(function, span, ...)                               \
+    switch ((span)->format) {                                          \
+    case MXD_ROW_MXINT8: function(MXD_ROW_MXINT8, __VA_ARGS__); break; \
+    case MXD_ROW_MXFP4: function(MXD_ROW_MXFP4, __VA_ARGS__); break;   \
+    default: function(MXD_ROW_NORMAL4, __VA_ARGS__); break;            \
     }
 
 enum { BLOCK_VECTORS = BLOCK / LANES }; /* of a block */
@@ -27,7 +28,7 @@ INLINE TARGET void score_mx(mxd_row_format format, const mxd_act *q, int heads, 
         size_t left = span->n - j < LANES ? span->n - j : LANES;
         row[0] = span->k + j * stride;
         for (size_t r = 1; r < LANES; r++) row[r] = row[r - 1] + (r < left ? stride : 0);
-        UNROLL for (int h = 0; h < heads; h++) acc[h] = ZERO;
+    UNROLL for (int h = 0; h < heads; h++) acc[h] = ZERO;
         for (size_t b = 0; b < d / BLOCK; b++) score_block(format, q, heads, row, d, b, acc);
         UNROLL for (int h = 0; h < heads; h++) {
             VECTOR t = SCALED(acc[h], scale);

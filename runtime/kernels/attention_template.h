@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* This file is a template: `attention` of a level, around its `score`, `softmax` and `mix`. The level's file includes
  * it once, with these defined:
  *

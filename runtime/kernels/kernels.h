@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel table: every operation that has variants. ref.c is the specification (docs/arithmetic.md); each variant
  * equals it bit for bit. README.md has the contracts: sizes, alignment, overlap.
  *
@@ -31,8 +32,9 @@ enum { MXD_ACT_STEPS = 127 };
 
 /* E2M1 by code, doubled to make integers, plus an offset. Kernels that need unsigned weights decode with the offset 12
  * and add the bias of mxd_act to their sums. */
-#define MXD_E2M1X2(o) (o), (o) + 1, (o) + 2, (o) + 3, (o) + 4, (o) + 6, (o) + 8, (o) + 12, \
-                      (o), (o) - 1, (o) - 2, (o) - 3, (o) - 4, (o) - 6, (o) - 8, (o) - 12
+#define MXD_E2M1X2(o)                                                                                             \
+    (o), (o) + 1, (o) + 2, (o) + 3, (o) + 4, (o) + 6, (o) + 8, (o) + 12, (o), (o) - 1, (o) - 2, (o) - 3, (o) - 4, \
+        (o) - 6, (o) - 8, (o) - 12
 enum { MXD_E2M1_BIAS = 12 };
 
 /* With two planes, rho = the scale code of a base block minus that of its residual block is 0 .. this. Hence an element
@@ -115,7 +117,7 @@ typedef void mxd_to_f16_fn(const float *x, size_t n, uint16_t *out);
 typedef void mxd_exp_weights_fn(const float *x, size_t n, float scale, float max, float *w);
 
 /* The operations: type and name. Tables, printed names and checks follow from this list. */
-#define MXD_KERNELS(X)                 \
+#define MXD_KERNELS(X)                   \
     X(mxd_quantize_fn, quantize)         \
     X(mxd_matmul_fn, matmul_mxfp4)       \
     X(mxd_matmul_fn, matmul_mxint8)      \

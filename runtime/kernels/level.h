@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the source of every level begins with: short names, the bits of f32, constants of docs/arithmetic.md. */
 #ifndef MXD_LEVEL_H
 #define MXD_LEVEL_H
@@ -48,7 +49,7 @@ static inline float normal4_scale(int32_t code) {
 #define EXP_MOST 88.0f
 #define EXP_LEAST (-87.0f)
 enum { EXP_TERMS = 8 };
-static const float EXP_TERM[EXP_TERMS] = {0x1.a01a02p-13f, 0x1.6c16c2p-10f, 0x1.111112p-7f, 0x1.555556p-5f,
-                                          0x1.555556p-3f,  0.5f,            1,              1};
+static const float EXP_TERM[EXP_TERMS] = {
+    0x1.a01a02p-13f, 0x1.6c16c2p-10f, 0x1.111112p-7f, 0x1.555556p-5f, 0x1.555556p-3f, 0.5f, 1, 1};
 
 #endif

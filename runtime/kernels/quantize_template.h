@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* This file is a template: a level's `quantize` and its stores to rows of the KV cache. The level's file includes it
  * once, with these defined:
  *
@@ -71,7 +72,7 @@ TARGET static void KERNEL(store_mxfp4)(const float *x, size_t d, uint8_t *row) {
         if (!needs_scale(largest, out, BLOCK / 2, code)) continue;
         uint32_t e = (largest >> 23) - 2; /* biased; the inverse of 2^e has the code 254 - e */
         e += 4 * error_e2m1(in, power_of_two(253 - e)) < error_e2m1(in, power_of_two(254 - e));
-        UNROLL for (int i = 0; i < BLOCK / LANES; i++) codes[i] = codes_e2m1(in[i], power_of_two(254 - e));
+    UNROLL for (int i = 0; i < BLOCK / LANES; i++) codes[i] = codes_e2m1(in[i], power_of_two(254 - e));
         store_codes(out, codes);
         *code = (uint8_t)e;
     }

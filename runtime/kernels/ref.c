@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The scalar reference of every kernel: the specification (docs/arithmetic.md). Written for reading, not for speed.
  * Built with -DMXD_DEBUG, it checks what README.md demands of its callers. */
 #undef NDEBUG /* which some compilers define with -O3 */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Marks on the time line of ARM Streamline (docs/trace.md). They are nothing unless built with -DMXD_STREAMLINE and
  * with ARM's streamline_annotate.h on the include path. Only the thread that steps emits them. */
 #ifndef MXD_ANNOTATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine's one block of memory, handed out in aligned pieces. */
 #ifndef MXD_ARENA_H
 #define MXD_ARENA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The container: header, section table, checksums, tensor directories. */
 #include "bundle.h"
 
@@ -53,8 +54,8 @@ static mxd_status check_header(const mxd_bundle *b, uint32_t *count) {
     if (len < HEADER_BYTES) return mxd_refuse(b, MXD_BAD_LENGTH, "truncated: %zu bytes, not even a header", len);
     uint32_t version = mxd_load_u32(map + 8);
     if (version != VERSION)
-        return mxd_refuse(b, MXD_BAD_VERSION, "bundle version %u, this runtime reads version %d: pack it again", version,
-                          VERSION);
+        return mxd_refuse(b, MXD_BAD_VERSION, "bundle version %u, this runtime reads version %d: pack it again",
+                          version, VERSION);
     uint64_t claimed = mxd_load_u64(map + 16);
     if (claimed != len)
         return mxd_refuse(b, MXD_BAD_LENGTH, "%zu bytes, but the header says %llu: copy the file again", len,

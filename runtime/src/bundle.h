@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Private to the reader of bundles (.mxb), which trusts nothing and refuses every lie with its own verdict
  * (runtime/BUNDLE.md). bundle.c reads the container: header, section table, checksums, tensor directories.
  * bundle_sections.c reads what the sections hold. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the sections of a bundle hold: config, tensors of the planes, golden vectors, drafter, and the rest by the
  * readers of their own files. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What becomes of a program whose mapped bundle cannot be read any more. */
 #include <signal.h>
 #include <string.h>

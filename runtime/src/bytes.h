@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Little-endian numbers at any address. */
 #ifndef MXD_BYTES_H
 #define MXD_BYTES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "chat.h"
 
 #include <stdlib.h>
@@ -76,7 +77,7 @@ mxd_status mxd_chat_init(mxd_chat *c, const uint8_t *section, size_t len, uint32
     size_t pieces = PIECE_ROLES + 2 * (size_t)c->role_count;
     size_t fixed = HEADER_BYTES + MXD_ROLE_BYTES * (size_t)c->role_count + 4 * pieces + 8 * (size_t)c->segment_count;
     if (len != fixed + c->text_bytes) return refuse(err, "length differs from what its counts ask for");
-    c->role = (const char(*)[MXD_ROLE_BYTES])(const void *)(section + HEADER_BYTES);
+    c->role = (const char (*)[MXD_ROLE_BYTES])(const void *)(section + HEADER_BYTES);
     c->piece_end = (const uint32_t *)(const void *)(c->role + c->role_count);
     c->segment = c->piece_end + pieces;
     c->text = section + fixed;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The chat template as pieces, from the bundle's `chat` section (runtime/BUNDLE.md), read in place. */
 #ifndef MXD_CHAT_H
 #define MXD_CHAT_H

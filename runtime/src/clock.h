@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The clock for durations. */
 #ifndef MXD_CLOCK_H
 #define MXD_CLOCK_H

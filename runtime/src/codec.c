@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* MX encoders and decoders (docs/arithmetic.md): byte for byte what toolchain/mxdraft/mx.py makes. */
 #include <math.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -180,8 +181,7 @@ static bool plausible(const mxd_engine *g, const mxd_costs *c) {
     return go_together(c->step + 1, NULL, MXD_COST_ROWS, one, one) &&
            go_together(c->wide, mxd_wide_rows, MXD_WIDE_COSTS, one, c->step[16]) &&
            (c->base == 0 || is_possible(c->base, (double)g->model->plane_bytes[0])) && c->base <= 4 * one &&
-           (!g->drafter.in_use || c->draft > 0) && c->draft <= most_of_drafter &&
-           c->draft_row <= most_of_drafter;
+           (!g->drafter.in_use || c->draft > 0) && c->draft <= most_of_drafter && c->draft_row <= most_of_drafter;
 }
 
 /* List the numbers of the file, in its order; returns their count. Wide steps are those of several sequences. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What steps cost on this machine, by their rows: measured once, kept in a file. */
 #ifndef MXD_COSTS_H
 #define MXD_COSTS_H

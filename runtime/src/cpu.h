@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Instruction-set levels of the CPU, and the kernels to bind for it. */
 #ifndef MXD_CPU_H
 #define MXD_CPU_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Speculation: who proposes tokens, how likely they are right, and how many of them a step verifies. Nothing here
  * changes what is generated (docs/arithmetic.md, "Sampling"), so all of it may learn while it runs. It is the *compute*
  * consumer of the dynamic origin, whose core tokens are those that get a place in the verify batch:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The base plane as a drafter for full precision: it reads half of the bytes and mostly agrees. Its passes write keys
  * and values of base precision after the committed positions; the full pass that verifies the draft computes them
  * anew. */

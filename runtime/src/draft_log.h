@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The draft log: what is proposed for a sequence, what was known of each drafted token, and what the step made of
  * it. */
 #ifndef MXD_DRAFT_LOG_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The bundle's trained drafter: one layer that reads residual streams of the target (docs/arithmetic.md, "Drafter").
  * Its arithmetic decides which tokens are proposed, never which are generated. */
 #ifndef MXD_DRAFT_MODEL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Drafting by look-up: what followed the same tokens before, here or in the text that the bundle's table counts. */
 #ifndef MXD_DRAFT_NGRAM_H
 #define MXD_DRAFT_NGRAM_H

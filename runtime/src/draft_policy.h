@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The policy of speculation: how likely drafted tokens are right, what steps cost, and how many drafted tokens a step
  * should verify. All of it is learned from observations (tuner.h). */
 #ifndef MXD_DRAFT_POLICY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine: options, memory plan, one arena, thread pool, kernels. */
 #include "engine.h"
 

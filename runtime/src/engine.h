@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the runtime does with an engine beyond the public functions. */
 #ifndef MXD_ENGINE_H
 #define MXD_ENGINE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The target's pass: rows through all layers, then the head for those that have an output. */
 #ifndef MXD_FORWARD_H
 #define MXD_FORWARD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* CRC-32 (zlib polynomial) for section checksums, SHA-256 (FIPS 180-4) for the logits digest. */
 #ifndef MXD_HASH_H
 #define MXD_HASH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Identify: how much a token matters to one consumer, from three cheap signals (docs/dynamic-origin.md). */
 #ifndef MXD_IDENTIFY_H
 #define MXD_IDENTIFY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine and its sequences: every private field. State that one file owns is a struct of that file's header, whose
  * fields no other file writes. runtime/README.md is the map. */
 #ifndef MXD_INTERNAL_H
@@ -100,9 +101,9 @@ struct mxd_engine {
     mxd_kernel_names kernel_names;
     mxd_pool *pool;
     char *arena;
-    mxd_seq *seqs;        /* (max_seqs) */
-    _Atomic bool busy;    /* a call that runs rows is under way (engine.c) */
-    int64_t process;      /* that opened it: the pool's threads exist in no other */
+    mxd_seq *seqs;     /* (max_seqs) */
+    _Atomic bool busy; /* a call that runs rows is under way (engine.c) */
+    int64_t process;   /* that opened it: the pool's threads exist in no other */
 
     /* The options as engine.c resolved them. */
     mxd_plan plan;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The KV cache: where the keys and values of each position lie, and in which format.
  *
  * Every KV head of a layer has its rows in up to three areas, each contiguous: core tokens, the recent window (a ring),

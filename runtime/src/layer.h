@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a thread does within a pass, shared by the target (forward.c) and the trained drafter (draft_model.c). Every
  * thread runs the same functions and takes its static part of each phase: rows for vector operations, tiles of 16
  * outputs for matrix products, heads for attention. A row's arithmetic never depends on the other rows or on the number

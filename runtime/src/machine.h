@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The machine around this process: CPUs it may run on, memory it may use, caches, temperature. */
 #ifndef MXD_MACHINE_H
 #define MXD_MACHINE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The model object of the public header: opening and closing a bundle, what it is, and text through its tokenizer and
  * chat template. */
 #include "model.h"

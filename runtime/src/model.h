@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The model: typed views into a mapped and validated bundle (bundle.h). */
 #ifndef MXD_MODEL_H
 #define MXD_MODEL_H

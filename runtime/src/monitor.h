@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The monitor: what is cheaply known of committed tokens.
  *
  * *Attention* that they receive, in one layer of the target (schedule.h, monitored_layer). Each row of a pass and each

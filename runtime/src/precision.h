@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The precision consumer. Under `auto`, rows run at base precision. A row that looks doubtful is *core*: it gets a pass
  * at full precision, which also runs all rows that are still at base precision (catch-up). These decisions change what
  * is generated, so they depend on the committed tokens alone: not on drafts, threads or what else is in the step. */

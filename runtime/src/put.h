@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text into a buffer of the caller's: as much as fits, ended by NUL; all of it is counted. */
 #ifndef MXD_PUT_H
 #define MXD_PUT_H

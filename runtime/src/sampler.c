@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "sampler.h"
 
 #include <math.h>
@@ -62,8 +63,7 @@ static bool noted(uint8_t *seen, uint32_t id) {
     return before & bit;
 }
 
-static void penalize(float penalty, float *logits, mxd_exempt exempt, const uint32_t *prefix, size_t n,
-                     uint8_t *seen) {
+static void penalize(float penalty, float *logits, mxd_exempt exempt, const uint32_t *prefix, size_t n, uint8_t *seen) {
     for (uint32_t i = 0; i < exempt.count; i++) noted(seen, exempt.ids[i]);
     for (size_t i = 0; i < n; i++) {
         float *x = &logits[prefix[i]];
@@ -115,8 +115,8 @@ static void enter(race *r, uint32_t candidate, float weight) {
     r->winner = candidate;
 }
 
-uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t vocab,
-                    mxd_exempt exempt, const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch) {
+uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t vocab, mxd_exempt exempt,
+                    const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch) {
     if (s->repeat_penalty != 1) penalize(s->repeat_penalty, logits, exempt, prefix, n, scratch->seen);
     return mxd_sample_among(kernels, s, logits, vocab, NULL, n, scratch);
 }

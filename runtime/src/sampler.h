@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which token comes next: a function of (logits, seed, position, committed prefix) only (docs/arithmetic.md). */
 #ifndef MXD_SAMPLER_H
 #define MXD_SAMPLER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The schedule: what core tokens get, by settings that come with the bundle (runtime/BUNDLE.md, "schedule"). Decisions
  * on precision and memory change what is generated, so they depend on the committed tokens alone; those on compute do
  * not. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sequences: their tokens, text and stops. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

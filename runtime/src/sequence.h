@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the runtime does with a sequence beyond the public functions. */
 #ifndef MXD_SEQUENCE_H
 #define MXD_SEQUENCE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "speculate.h"
 
 #include "clock.h"
@@ -147,8 +148,8 @@ void mxd_speculate_add_rows(mxd_engine *g, const mxd_seq *s, size_t newest, mxd_
 static uint32_t choose_token(mxd_seq *s, const mxd_outcome *outcome) {
     const mxd_engine *g = s->engine;
     if (!outcome->logits) return outcome->winner;
-    return mxd_sample(&g->kernels, &s->sampling, outcome->logits, g->model->config.vocab,
-                      mxd_control_tokens(g->model), s->tokens, s->token_count, &g->scratch);
+    return mxd_sample(&g->kernels, &s->sampling, outcome->logits, g->model->config.vocab, mxd_control_tokens(g->model),
+                      s->tokens, s->token_count, &g->scratch);
 }
 
 /* Report and count the verified children of a node, of which `chosen` was right (-1: none). */

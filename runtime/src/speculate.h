@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Speculation within a pass (draft.h is the overview): what step.c calls, in this order. */
 #ifndef MXD_SPECULATE_H
 #define MXD_SPECULATE_H

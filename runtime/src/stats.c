@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Statistics of a sequence, as a struct and as JSON. */
 #include <inttypes.h>
 
-#include "machine.h"
 #include "engine.h"
+#include "machine.h"
 #include "put.h"
 
 static double ratio(double a, double b) {

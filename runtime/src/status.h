@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Error reporting shared by all runtime sources. */
 #ifndef MXD_STATUS_H
 #define MXD_STATUS_H
@@ -8,7 +9,6 @@
 
 /* Print like vsnprintf, but with the C locale's decimal point: a program around the library may have set LC_NUMERIC. */
 int mxd_print(char *buf, size_t cap, const char *fmt, va_list args) __attribute__((format(printf, 3, 0)));
-
 
 /* Fill err (if not NULL) and return status, so that callers can write `return mxd_fail(...)`. A message that is too long
  * (a path can be) loses its middle, since the reason stands at its end. */

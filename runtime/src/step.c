@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Start here: the engine's step. Under mixed precision it has two passes: at base precision, then at full precision for
  * prompts, for rows that turned core, and where catch-up is due. Each pass
  *   1. divides its rows: the newest token of each sequence that generates, parts of prompts for the others;

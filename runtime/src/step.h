@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A pass of a step, and each sequence's part in it: what step.c, speculate.c and draft_model.c share. */
 #ifndef MXD_STEP_H
 #define MXD_STEP_H

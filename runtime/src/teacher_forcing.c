@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Teacher forcing: the logits of tokens that the caller gives. */
 #include <string.h>
 

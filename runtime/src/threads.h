@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A fixed pool: threads meet at spin-then-sleep barriers; no lock is taken while all of them are running. */
 #ifndef MXD_THREADS_H
 #define MXD_THREADS_H

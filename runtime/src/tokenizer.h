@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Byte-level BPE over the bundle's `tokenizer` section (runtime/BUNDLE.md), read in place. Its ids are those of Hugging
  * Face `tokenizers`. */
 #ifndef MXD_TOKENIZER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The tuner: what steps show, and the policy learned from it, which engines on several threads may share. No step ever
  * waits for another.
  *

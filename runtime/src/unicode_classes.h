@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Made by runtime/tools/make_unicode_classes.py from Hugging Face tokenizers 0.23.3; do not edit.
  * Each entry: first code point of a run of one class, and the class in the low bits. */
 #ifndef MXD_UNICODE_CLASSES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "utf8.h"
 
 /* Return the length of the character that begins with `lead`, and the range of its second byte; 0 if none begins so. */

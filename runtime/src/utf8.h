@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* UTF-8 as Unicode defines it: no overlong forms, no surrogates, nothing above U+10FFFF. */
 #ifndef MXD_UTF8_H
 #define MXD_UTF8_H

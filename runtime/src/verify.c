@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The golden self-test: replay the bundle's vectors and digest every logit. */
 #include <stdio.h>
 #include <stdlib.h>

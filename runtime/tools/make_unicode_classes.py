@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print runtime/src/unicode_classes.h, measured on the installed Hugging Face ``tokenizers``.
 
     python runtime/tools/make_unicode_classes.py > runtime/src/unicode_classes.h

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stands in for sched_getaffinity(): a test says on which of the first 128 CPUs the process may run. */
 #include <sched.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A library to preload: once armed, the n-th call of a process that changes a file fails, or is where it dies.
  * Counted are open (for writing), write (to regular files), fsync, rename, unlink, mkdir and fchmod. */
 #include <dlfcn.h>
@@ -43,26 +44,28 @@ static bool fails(char letter) {
     return true;
 }
 
-static void *next(const char *name) { return dlsym(RTLD_NEXT, name); }
+static void *next(const char *name) {
+    return dlsym(RTLD_NEXT, name);
+}
 
-#define OPEN(NAME)                                                                                \
-    int NAME(const char *path, int flags, ...) {                                                  \
-        va_list list;                                                                             \
-        va_start(list, flags);                                                                    \
-        mode_t mode = (flags & O_CREAT) != 0 ? va_arg(list, mode_t) : 0;                          \
-        va_end(list);                                                                             \
-        if ((flags & O_ACCMODE) != O_RDONLY && fails('o')) return -1;                             \
-        int (*call)(const char *, int, ...) = (int (*)(const char *, int, ...))next(#NAME);       \
-        return call(path, flags, mode);                                                           \
+#define OPEN(NAME)                                                                          \
+    int NAME(const char *path, int flags, ...) {                                            \
+        va_list list;                                                                       \
+        va_start(list, flags);                                                              \
+        mode_t mode = (flags & O_CREAT) != 0 ? va_arg(list, mode_t) : 0;                    \
+        va_end(list);                                                                       \
+        if ((flags & O_ACCMODE) != O_RDONLY && fails('o')) return -1;                       \
+        int (*call)(const char *, int, ...) = (int (*)(const char *, int, ...))next(#NAME); \
+        return call(path, flags, mode);                                                     \
     }
 OPEN(open)
 OPEN(open64)
 
-#define CALL(RESULT, NAME, LETTER, PARAMETERS, ARGUMENTS)                                         \
-    RESULT NAME PARAMETERS {                                                                      \
-        if (fails(LETTER)) return -1;                                                             \
-        RESULT(*call) PARAMETERS = (RESULT(*) PARAMETERS)next(#NAME);                             \
-        return call ARGUMENTS;                                                                    \
+#define CALL(RESULT, NAME, LETTER, PARAMETERS, ARGUMENTS)             \
+    RESULT NAME PARAMETERS {                                          \
+        if (fails(LETTER)) return -1;                                 \
+        RESULT(*call) PARAMETERS = (RESULT(*) PARAMETERS)next(#NAME); \
+        return call ARGUMENTS;                                        \
     }
 CALL(int, fsync, 'f', (int fd), (fd))
 CALL(int, rename, 'r', (const char *from, const char *to), (from, to))
@@ -74,6 +77,6 @@ ssize_t write(int fd, const void *data, size_t size) {
     struct stat st;
     bool file = armed && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
     if (file && fails('w')) return -1;
-    ssize_t (*call)(int, const void *, size_t) = (ssize_t(*)(int, const void *, size_t))next("write");
+    ssize_t (*call)(int, const void *, size_t) = (ssize_t (*)(int, const void *, size_t))next("write");
     return call(fd, data, file && action == SHORT ? (size + 1) / 2 : size);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Measures what steps cost for an engine of several sequences, copies one and steps all, on two threads (built with
  * ThreadSanitizer):
  *   measure BUNDLE */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rounds of a thread pool, with threads that come late, so that the others spin, or sleep, at the barriers:
  *   pool_stress THREADS ROUNDS    prints the sum that all rounds made, and the one they should have made
  *   pool_stress THREADS ROUNDS N  the N-th thread cannot be started: prints the error

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* talk PATH: connect to a UNIX socket; copy stdin to it and what it says to stdout, until it is closed. */
 #include <poll.h>
 #include <stdbool.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Damages tokenizer and chat sections and uses what is still accepted: text_sections TOKENIZER CHAT VOCAB ROUNDS.
  * Built with the address and undefined-behaviour sanitizers, which end it at the first wrong access. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Counts what the token path must not do: prints how often memory was allocated until the engine was open, and what
  * opening, copying, truncating and reading sequences, 20 steps of one and 20 of all did; steps verify DRAFTS drafted
  * tokens for each sequence (0: as many as pay):
@@ -150,8 +151,8 @@ int main(int argc, char **argv) {
         mxd_seq_get_stats(seqs[i], &stats);
         drafted += stats.drafted;
     }
-    printf("tokens %zu\ndrafted %llu\nopening %lu\nallocations %lu\nlocks %lu\nwaits %lu\nwakes %lu\n", tokens,
-           drafted, opening, made[0], made[1], made[2], made[3]);
+    printf("tokens %zu\ndrafted %llu\nopening %lu\nallocations %lu\nlocks %lu\nwaits %lu\nwakes %lu\n", tokens, drafted,
+           opening, made[0], made[1], made[2], made[3]);
     for (size_t i = 0; i < count; i++) mxd_seq_close(&seqs[i]);
     mxd_engine_close(&engine);
     mxd_model_close(&model);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Two engines that share a tuner, each on a thread of its own, with several sequences that draft by look-up:
  *   tuner_engines BUNDLE    prints tokens, how many were drafted, and how many differ from plain decoding
  * One of them closes, and another one takes its place, while the other runs on. */

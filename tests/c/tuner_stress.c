@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Readers of one tuner on threads of their own, some of which hold their snapshots for long:
  *   tuner_stress READERS STEPS    prints "steps accepted-looking" numbers, or how a snapshot was wrong
  * Each step reports a draft of the first and one of the last kind, both accepted, so that every consistent snapshot has

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stateful fuzz of the public API: random engines, random calls in any order. Every text, every logit and every stop is
  * compared with a plain rerun of the same tokens in an engine that holds nothing else: one sequence, one thread, no
  * drafts. Sequences that a call does not name must not change.
@@ -70,11 +71,11 @@ typedef enum event_type { PROMPTED, GENERATED, FORCED, COPIED, RULED, CLEARED } 
 typedef struct event {
     event_type type;
     size_t end;
-    bool checked;       /* hash is that of all text (GENERATED) or logits (FORCED) of the event */
+    bool checked; /* hash is that of all text (GENERATED) or logits (FORCED) of the event */
     uint64_t hash;
-    mxd_stop stop; /* GENERATED: after the last token */
-    uint32_t settings;  /* COPIED */
-    bool rule;          /* RULED */
+    mxd_stop stop;     /* GENERATED: after the last token */
+    uint32_t settings; /* COPIED */
+    bool rule;         /* RULED */
 } event;
 
 typedef struct timeline {
@@ -99,8 +100,8 @@ static event *open_event(timeline *t, event_type type) {
     event *last = t->event_count ? &t->events[t->event_count - 1] : NULL;
     if (last && last->type == type && type == GENERATED && last->checked) return last;
     if (t->event_count == MAX_EVENTS) fail("too many events");
-    t->events[t->event_count] =
-        (event){.type = type, .end = t->token_count, .checked = true, .hash = 0xcbf29ce484222325u};
+    t->events[t->event_count] = (event){
+        .type = type, .end = t->token_count, .checked = true, .hash = 0xcbf29ce484222325u};
     return &t->events[t->event_count++];
 }
 
@@ -139,8 +140,8 @@ static void expect_tokens(const timeline *t, mxd_seq *s, size_t n, const char *w
     if (have < n) n = have;
     for (size_t i = 0; i < n; i++)
         if (ids[i] != t->tokens[i])
-            fail("%s: token %zu of %zu is %u, alone %u (ctx %u, precision %u, kv %u, draft %u)", where, i, t->token_count,
-                 t->tokens[i], ids[i], options.ctx, options.precision, options.kv, options.draft);
+            fail("%s: token %zu of %zu is %u, alone %u (ctx %u, precision %u, kv %u, draft %u)", where, i,
+                 t->token_count, t->tokens[i], ids[i], options.ctx, options.precision, options.kv, options.draft);
 }
 
 static void rerun_generated(const timeline *t, mxd_seq *s, const event *e) {
@@ -449,7 +450,8 @@ static void call_truncate(timeline *t, size_t n) {
     mxd_error err;
     mxd_stop before = mxd_seq_stop(t->seq);
     mxd_status status = mxd_seq_truncate(t->seq, n, &err);
-    if ((n > t->token_count) != (status == MXD_ERR_ARGUMENT)) fail("truncating %zu to %zu: %d", t->token_count, n, status);
+    if ((n > t->token_count) != (status == MXD_ERR_ARGUMENT))
+        fail("truncating %zu to %zu: %d", t->token_count, n, status);
     if (status) return;
     count.truncations++;
     if (n == t->token_count) {

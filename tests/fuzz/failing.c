@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Make the n-th call of a libc function fail. Link with -Wl,--wrap=NAME for each name of FAILING_CALLS (the tests read the
  * list from here), and set
  *
@@ -19,9 +20,10 @@
 
 #include "failing.h"
 
-#define FAILING_CALLS(X)                                                                                              \
-    X(malloc) X(calloc) X(realloc) X(strdup) X(posix_memalign) X(mmap) X(pthread_create) X(open) X(fopen) X(fdopen)   \
-    X(read) X(write) X(fsync) X(rename) X(mkdir) X(fflush) X(fread) X(fgets) X(getline)
+#define FAILING_CALLS(X)                                                                                          \
+    X(malloc)                                                                                                     \
+    X(calloc) X(realloc) X(strdup) X(posix_memalign) X(mmap) X(pthread_create) X(open) X(fopen) X(fdopen) X(read) \
+        X(write) X(fsync) X(rename) X(mkdir) X(fflush) X(fread) X(fgets) X(getline)
 
 #define NUMBER(name) CALL_##name,
 enum { FAILING_CALLS(NUMBER) CALL_COUNT };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The n-th call of a libc function fails (failing.c). */
 #ifndef FAILING_H
 #define FAILING_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutated inputs for readers, each either taken or refused.
 
 Input i of a name is the same on every machine, so a finding can be repeated: it is told with its name, number

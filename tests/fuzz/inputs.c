@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fuzz of everything that the library reads: mutated bundles whose checksums are mended, arbitrary text through the
  * tokenizer both ways, chats, costs files. Nothing may crash or be read out of bounds (build with AddressSanitizer);
  * what is refused has a status and a message, and what is accepted works.
@@ -58,10 +59,11 @@ typedef struct file {
 static uint32_t crc32(const uint8_t *p, size_t n) {
     static uint32_t table[256];
     uint32_t c = UINT32_MAX;
-    if (!table[255]) for (uint32_t i = 0; i < 256; i++) {
-        table[i] = i;
-        for (int k = 0; k < 8; k++) table[i] = table[i] & 1 ? table[i] >> 1 ^ 0xedb88320u : table[i] >> 1;
-    }
+    if (!table[255])
+        for (uint32_t i = 0; i < 256; i++) {
+            table[i] = i;
+            for (int k = 0; k < 8; k++) table[i] = table[i] & 1 ? table[i] >> 1 ^ 0xedb88320u : table[i] >> 1;
+        }
     while (n--) c = c >> 8 ^ table[(c ^ *p++) & 255];
     return ~c;
 }
@@ -125,7 +127,8 @@ static void use_model(const mxd_model *m) {
     mxd_sampling_default(&p);
     if (!mxd_seq_open(g, &p, &s, &err)) {
         if (!mxd_seq_prompt(s, ids, o.ctx > 9 ? 8 : 1, &err))
-            while (!mxd_seq_stop(s) && !mxd_step(g, &s, 1, &err)) {}
+            while (!mxd_seq_stop(s) && !mxd_step(g, &s, 1, &err)) {
+            }
         mxd_seq_close(&s);
     }
     mxd_engine_close(&g);
@@ -165,9 +168,26 @@ static void fuzz_bundle(const file *f) {
 
 /* Fill text with bytes of many kinds: words, white space, control-token text, broken and whole UTF-8. */
 static size_t make_text(char *text, size_t cap) {
-    static const char *const pieces[] = {"the", " house", "\n", "   ", "<|im_start|>", "<|im_end|>", "1234", "'s",
-                                         "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xe2\x82", "\xff", "\xc0\x80",
-                                         "a", "aaaaaaaa", "\t", "!?", "\xed\xa0\x80", "\xcc\x81"};
+    static const char *const pieces[] = {"the",
+                                         " house",
+                                         "\n",
+                                         "   ",
+                                         "<|im_start|>",
+                                         "<|im_end|>",
+                                         "1234",
+                                         "'s",
+                                         "\xc3\xa9",
+                                         "\xe2\x82\xac",
+                                         "\xf0\x9f\x98\x80",
+                                         "\xe2\x82",
+                                         "\xff",
+                                         "\xc0\x80",
+                                         "a",
+                                         "aaaaaaaa",
+                                         "\t",
+                                         "!?",
+                                         "\xed\xa0\x80",
+                                         "\xcc\x81"};
     size_t n = 0, count = one_in(20) ? 400 : below(40);
     for (size_t i = 0; i < count; i++) {
         const char *piece = pieces[below(sizeof pieces / sizeof *pieces)];
@@ -214,7 +234,8 @@ static void fuzz_chat(const mxd_model *m) {
         make_text(texts[i], sizeof texts[i]);
         messages[i] = (mxd_message){roles[below(one_in(4) ? 6 : 3)], texts[i]};
     }
-    mxd_status status = mxd_chat_encode(m, messages, n, (int)below(2), ids, one_in(4) ? below(30) : TOKENS, &count, &err);
+    mxd_status status = mxd_chat_encode(m, messages, n, (int)below(2), ids, one_in(4) ? below(30) : TOKENS, &count,
+                                        &err);
     if (status) expect_refusal(status, &err);
     else accepted++;
 }
@@ -222,7 +243,8 @@ static void fuzz_chat(const mxd_model *m) {
 /* ---- costs ---- */
 
 static void fuzz_costs(mxd_engine *g, const char *directory) {
-    static const char *const numbers[] = {"0", "-1", "1e308", "nan", "inf", "0x10", "1,5", "", "1", "1000", "3.5e9", "x"};
+    static const char *const numbers[] = {"0",   "-1", "1e308", "nan",  "inf",   "0x10",
+                                          "1,5", "",   "1",     "1000", "3.5e9", "x"};
     char path[512], command[64];
     mxd_error err;
     static char name[300];

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every use of the public API with the n-th call of every libc function failing, for all n: a documented status, and
  * nothing leaked (LeakSanitizer) nor left open or half-written. Prints a table: function, points, statuses seen.
  *
@@ -90,7 +91,8 @@ int main(int argc, char **argv) {
             if (!documented(status) || entries("/proc/self/fd") != files || entries("/proc/self/task") != tasks ||
                 entries(argv[2]) != cached) {
                 fprintf(stderr, "%s, call %lu: status %s, %zu files open, %zu threads, %zu in the cache\n", name, n,
-                        mxd_status_name(status), entries("/proc/self/fd"), entries("/proc/self/task"), entries(argv[2]));
+                        mxd_status_name(status), entries("/proc/self/fd"), entries("/proc/self/task"),
+                        entries(argv[2]));
                 return 1;
             }
             points += reached >= n;

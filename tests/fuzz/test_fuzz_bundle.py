@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutated bundles, checksums mended: both readers give the same verdict, and no other end than a verdict."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutated files of every kind that the toolchain reads: taken or refused."""
 
 from __future__ import annotations

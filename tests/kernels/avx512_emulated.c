@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* runtime/kernels/x86/avx512.c for any machine: the intrinsics that it uses, as functions written from their
  * descriptions in the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels that are wrong on purpose, with one mistake each. */
 #include <signal.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Check every kernel of every CPU level against the reference, bit by bit, or time it.
  *
  *   check [-s SEED] [-n ITERATIONS] [-k KERNEL] [-b | -l] [LEVEL ...]
@@ -45,7 +46,7 @@ static void print_sizes(const op *o, const size_t *size) {
 
 /* Run a case on both sides, which start from the same random state and so get the same inputs. */
 static bool check_case(const level *l, const op *o, const size_t *size, style style, bool at_end, uint64_t random,
-                      char *problem, size_t cap) {
+                       char *problem, size_t cap) {
     trial ref = {.kernels = &reference, .size = size, .style = style, .at_end = at_end, .random = random};
     trial ours = ref;
     ours.kernels = &l->kernels;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "harness.h"
 
 #undef NDEBUG /* which some compilers define with -O3 */
@@ -71,9 +72,28 @@ size_t pick(trial *t, size_t n) {
 /* Magnitudes: zero, subnormals, the quantizer's threshold and largest step, f16's smallest, largest and first overflow,
  * exp's clamps, the largest numbers. */
 static const float EDGES[] = {
-    0,       0x1p-149f,      0x1.fffffcp-127f, 0x1p-126f, 0x1.fffffep-101f, 0x1p-100f, 0x1p-25f, 0x1p-24f,
-    1,       0x1.ffcp-15f,   0x1.ffep-15f,     0x1p-14f,  127,              65504,     65520,    0x1.ffdffep15f,
-    87,      0x1.5c0002p6f,  88,               0x1.600002p6f, 0x1p126f,     0x1.fffffep127f,
+    0,
+    0x1p-149f,
+    0x1.fffffcp-127f,
+    0x1p-126f,
+    0x1.fffffep-101f,
+    0x1p-100f,
+    0x1p-25f,
+    0x1p-24f,
+    1,
+    0x1.ffcp-15f,
+    0x1.ffep-15f,
+    0x1p-14f,
+    127,
+    65504,
+    65520,
+    0x1.ffdffep15f,
+    87,
+    0x1.5c0002p6f,
+    88,
+    0x1.600002p6f,
+    0x1p126f,
+    0x1.fffffep127f,
 };
 
 static float edge(trial *t) {
@@ -164,10 +184,8 @@ static void describe_fault(const trial *t, int sig, char *problem, size_t cap) {
         const buffer *b = &t->buffers[i];
         const uint8_t *room = regions[t->side][i], *start = b->data, *end = start + b->count * element_size(b->type);
         if (at < room - GUARD || at >= room + ROOM + GUARD) continue;
-        if (at < start)
-            snprintf(problem, cap, "touched %s, %zu bytes before its first", b->name, (size_t)(start - at));
-        else
-            snprintf(problem, cap, "touched %s, %zu bytes after its last", b->name, (size_t)(at - end) + 1);
+        if (at < start) snprintf(problem, cap, "touched %s, %zu bytes before its first", b->name, (size_t)(start - at));
+        else snprintf(problem, cap, "touched %s, %zu bytes after its last", b->name, (size_t)(at - end) + 1);
         return;
     }
     snprintf(problem, cap, "touched address %p", fault_address);

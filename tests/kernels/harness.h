@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A trial: one call of one kernel, with its buffers between guard pages. A check runs the same case twice, once with
  * the reference and once with a variant, and compares every buffer bit by bit. */
 #ifndef HARNESS_H

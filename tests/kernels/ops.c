@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* For each kernel: sizes to check and to time, buffers, and the call. */
 #include "harness.h"
 
@@ -35,17 +36,14 @@ static void run_quantize(trial *t) {
 /* Take tiles of weights. Elements are random bits in most styles: every nibble, and int8 down to -128, which the bundle
  * reader does not refuse. In TIES a block repeats one extreme, for the largest dot products. */
 static uint8_t *take_tiles(trial *t, const char *name, size_t blocks, size_t block_bytes) {
-    static const uint8_t CODES[] = {0, 1, 2, 126, 127, 128, 253, 254}; /* the bundle reader refuses 255 */
+    static const uint8_t CODES[] = {0, 1, 2, 126, 127, 128, 253, 254};      /* the bundle reader refuses 255 */
     static const uint8_t EXTREMES[] = {0x77, 0xff, 0xf7, 0x7f, 0x80, 0x81}; /* +-6 in nibbles, +-127 and -128 */
     uint8_t *w = take(t, name, U8, blocks * block_bytes), extreme = 0;
     for (size_t i = 0; i < blocks * block_bytes; i++) {
         if (i % block_bytes == 0) extreme = EXTREMES[pick(t, COUNT(EXTREMES))];
-        if (i % block_bytes >= TILE)
-            w[i] = t->style == TIES ? extreme : (uint8_t)next_random(t);
-        else if (t->style == WIDE || t->style == NONFINITE)
-            w[i] = (uint8_t)pick(t, 255);
-        else
-            w[i] = t->style == EDGE ? CODES[pick(t, COUNT(CODES))] : (uint8_t)(118 + pick(t, 12));
+        if (i % block_bytes >= TILE) w[i] = t->style == TIES ? extreme : (uint8_t)next_random(t);
+        else if (t->style == WIDE || t->style == NONFINITE) w[i] = (uint8_t)pick(t, 255);
+        else w[i] = t->style == EDGE ? CODES[pick(t, COUNT(CODES))] : (uint8_t)(118 + pick(t, 12));
     }
     return w;
 }
@@ -245,8 +243,8 @@ static uint8_t *take_rows(trial *t, const char *name, mxd_row_format format, siz
             if (format == MXD_ROW_MXINT8 && any == 128) any = 0;
             elements[i] = fault ? 0 : t->style == TIES ? extreme : any;
         }
-        row[bytes - blocks + j % blocks] =
-            fault ? MXD_CODE_FAULT : (uint8_t)(modest ? 120 + pick(t, 10) : pick(t, 255));
+        row[bytes - blocks + j % blocks] = fault ? MXD_CODE_FAULT
+                                                 : (uint8_t)(modest ? 120 + pick(t, 10) : pick(t, 255));
     }
     return rows;
 }
@@ -285,11 +283,7 @@ static void run_attention_mx(trial *t) {
 
 /* Times are those of SmolLM2-135M's shapes. */
 const op OPS[] = {
-    {OP(quantize),
-     {"rows", "k", "ldx"},
-     quantize_sizes,
-     {{1, 576, 576}, {1, 1536, 1536}},
-     run_quantize},
+    {OP(quantize), {"rows", "k", "ldx"}, quantize_sizes, {{1, 576, 576}, {1, 1536, 1536}}, run_quantize},
     {OP(matmul_mxfp4),
      {"rows", "k", "ntiles", "planes"},
      matmul_sizes,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mxdraft: the build toolchain and host binding (README.md).
 
 errors.py    every refusal, and its exit code

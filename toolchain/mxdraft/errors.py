@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every refusal mxdraft makes, and the exit code it ends a command with (docs/cli.md).
 
 MxdraftError

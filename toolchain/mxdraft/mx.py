@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MX block formats (OCP Microscaling Formats v1.0): the only definition in Python.
 
 ``docs/arithmetic.md`` is the specification; ``mxd_mxfp4_encode`` and friends in the C runtime give the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ONNX files to bundle: checks that the graphs are the arithmetic the runtime does, then stores their
 weights.
 

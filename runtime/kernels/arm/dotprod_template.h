@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* This file is a template: `dots` (matmul_template.h) by the dot product extension. The file of a level that has the
  * extension includes it once, with these defined:
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* This file is a template: the matrix products of a NEON level, around its `dots`. The level's file includes it once,
  * with these defined:
  *

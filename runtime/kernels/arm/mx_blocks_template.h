@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* This file is a template: `score_block` and `mix_mx` of a NEON level, around its `dot32`, and with them `attention_mx`
  * (attention_mx_template.h): four keys at a time, one per lane of the scores. The level's file includes it once, with
  * these defined:

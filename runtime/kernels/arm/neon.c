@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NEON for armv8.0-a (Cortex-A53, A72): no dotprod, no LSE. The baseline of every aarch64 build. */
 #include "neon.h"
 

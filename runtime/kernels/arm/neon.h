@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces that the NEON levels share. */
 #ifndef MXD_NEON_H
 #define MXD_NEON_H
@@ -76,8 +77,7 @@ INLINE int8x16x2_t load_pair(elements form, const weights *from, int pair, int v
     }
     const int8x16_t table = e2m1_table();
     uint8x16_t packed = vld1q_u8(from->w + 64 * pair + 16 * v);
-    int8x16x2_t out = {{vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15))),
-                        vqtbl1q_s8(table, vshrq_n_u8(packed, 4))}};
+    int8x16x2_t out = {{vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15))), vqtbl1q_s8(table, vshrq_n_u8(packed, 4))}};
     if (form == SUM) {
         packed = vld1q_u8(from->residual + 64 * pair + 16 * v);
         int8x16_t low = vqtbl1q_s8(table, vandq_u8(packed, vdupq_n_u8(15)));

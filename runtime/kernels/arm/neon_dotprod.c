@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NEON with the dot product extension (armv8.2-a: Cortex-A76, Pi 5). Only this file and neon_i8mm.c may use it. */
 #include "neon.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NEON with 8-bit matrix products and dot products (armv8.6-a i8mm: Cortex-A510, A710, Neoverse V1). Only this file may
  * use i8mm. A few rows are multiplied as at the dotprod level; many rows in pairs, since smmla multiplies 2 x 8 by 8 x
  * 2 numbers. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* AVX2 with FMA and F16C. Bound only where CPUID reports all three (src/cpu.c). */
 #include "../level.h"
 
@@ -165,8 +166,7 @@ TARGET static float KERNEL(rmsnorm)(const float *x, const float *w, size_t n, fl
     float ss = reduce16(lo, hi);
     __m256 r = _mm256_set1_ps(1.0f / sqrtf(ss / (float)n + eps));
     for (size_t i = 0; i < n; i += 8)
-        _mm256_storeu_ps(y + i,
-                         _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), r), _mm256_loadu_ps(w + i)));
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), r), _mm256_loadu_ps(w + i)));
     return ss;
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* AVX-512 with VNNI (F, BW, VL, VNNI: Ice Lake, Zen 4 and later). A vector holds one value for each of a tile's 16
  * rows. tests/kernels/avx512_emulated.c compiles this file on any machine, with functions instead of intrinsics. */
 #include "../level.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands in for llama-cpp-python's low-level bindings: a "model" whose next token follows from the last two.
 
 A position that is not the next of its sequence is a failed decode, as in a cache that was not truncated.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts what followed the last earlier occurrence of the last token."""
 
 import numpy as np

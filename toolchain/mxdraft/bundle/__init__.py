@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bundle file (``.mxb``, runtime/BUNDLE.md), both ways.
 
 format.py        what its bytes mean, and which tensors it must hold

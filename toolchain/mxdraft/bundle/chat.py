@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jinja chat templates as pieces, and the bundle's ``chat`` section (runtime/BUNDLE.md, runtime/src/chat.c).
 
 A device has no Jinja. What it can do is write, for each message, a prefix, the content and a suffix that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renders a chat template in a process of its own, with little memory and time.
 
 A template is a program: ``{{ 'x' * 10**9 }}``, or a loop in a loop, takes whatever there is. chat.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the bytes of a bundle mean: structs, data types, and the tensors that each section must hold.
 
 The format is runtime/BUNDLE.md.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bundle's n-gram table: what mostly follows one or two tokens (runtime/BUNDLE.md, draft.ngrams)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a bundle (runtime/BUNDLE.md); its twin in C is runtime/src/bundle.c.
 
 Reading checks everything and refuses with the verdict that the C reader gives. It checks in the same order,

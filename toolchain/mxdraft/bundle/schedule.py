@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ``schedule`` section of a bundle: what core tokens are and what they get (runtime/BUNDLE.md).
 
 As a file it is TOML, one table ``[schedule]`` with the fields of ``Schedule``.

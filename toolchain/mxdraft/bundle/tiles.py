@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernel tile order (runtime/BUNDLE.md, "Tile order"): how a bundle stores MXFP4T and MXINT8T tensors.
 
 Rows go in tiles of 16, columns in blocks of 32; each 16 x 32 block holds its 16 scales, then its elements in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bundle's ``tokenizer`` section, both ways (format: runtime/BUNDLE.md, C: runtime/src/tokenizer.c)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a bundle: sections one after another, tensors laid out within them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights, tokenizer and chat template of a Llama-family model, from GGUF or Hugging Face files.
 
 fetch.py        a known model's weights (models.toml), downloaded and checked

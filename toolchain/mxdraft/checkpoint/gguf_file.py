@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GGUF files of architecture ``llama`` (format: ggml's docs/gguf.md, versions 2 and 3, little-endian).
 
 The header is read here, not by the gguf package, whose reader loops for ever on some damaged files; block

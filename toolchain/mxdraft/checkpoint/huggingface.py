@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Directories as Hugging Face's libraries write them: config.json, *.safetensors, tokenizer.json."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one form in which weights are held in memory, whatever file they came from."""
 
 from __future__ import annotations

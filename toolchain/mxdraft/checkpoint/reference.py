@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The teacher: a plain numpy forward pass of an unquantized checkpoint, against which quality is measured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Smoothing: factors moved between tensors so that low-bit blocks lose less; the model's function stays.
 
 An input channel of a product that is large on real text is given finer steps by making it smaller in the

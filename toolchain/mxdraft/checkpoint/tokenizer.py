@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokenizers mxdraft runs: byte-level BPE after one of two pre-tokenizers."""
 
 from __future__ import annotations

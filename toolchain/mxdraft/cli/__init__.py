@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host command line; docs/cli.md is the grammar that it shares with the device's (runtime/cli).
 
 _terminal.py  standard streams and Ctrl-C

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that several commands share, as docs/cli.md has them (its twin in C: runtime/cli/options.c)."""
 
 from __future__ import annotations

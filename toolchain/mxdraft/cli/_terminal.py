@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Standard streams, signals and messages, as both command lines treat them (docs/cli.md)."""
 
 from __future__ import annotations

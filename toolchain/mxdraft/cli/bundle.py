@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fetch, export, pack and inspect: from weights to a bundle. Imports are local, for they need the extras."""
 
 from __future__ import annotations

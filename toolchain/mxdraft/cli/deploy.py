@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """build, deploy, rollback and status. Imports are local, for they need the extras."""
 
 from __future__ import annotations

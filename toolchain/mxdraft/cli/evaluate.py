@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """evaluate: how good a bundle is, and what drafting buys."""
 
 from __future__ import annotations

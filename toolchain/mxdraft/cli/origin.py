@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """calibrate: what core tokens are, fitted to a bundle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """train: text, base plane and drafter. Imports are local, for two of the three need the extra ``train``."""
 
 from __future__ import annotations

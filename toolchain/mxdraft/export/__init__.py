@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoint to ONNX files, and running those on a stock onnxruntime.
 
 functions.py  the operators of the domain ``mxdraft``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The directory of an export: many files, and one moment at which they are there.
 
 ``export.json``, the manifest, lists every file with its SHA-256. It is removed before anything changes and

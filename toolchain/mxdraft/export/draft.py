@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A drafter as ONNX files next to those of its target.
 
 ``draft.features.onnx``: ``residuals`` f32 [batch, sequence, features, hidden] to ``state``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators of the domain ``mxdraft``, version 2, as ONNX functions.
 
 A body, in standard operators, is its operator's normative meaning at real-number level: a stock onnxruntime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoint to ONNX: quantizes the weights and builds the graphs.
 
 ``write_model`` writes ``model.base.onnx`` (base plane) and ``model.full.onnx`` (base + residual), whose

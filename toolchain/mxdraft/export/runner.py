@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs an exported graph on a stock onnxruntime, by the function bodies of the domain ``mxdraft``."""
 
 from __future__ import annotations

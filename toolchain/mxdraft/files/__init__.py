@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files: read whatever they are, written whole or not at all, hashed, cached.
 
 npz.py   reading .npz files that may be missing, damaged or something else

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads .npz files that may be missing, damaged or something else, and the token ids in them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measurements: bundles against their weights, drafters against their target, drafting against none.
 
 prompts.py      questions to measure with

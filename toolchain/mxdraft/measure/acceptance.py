@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many drafted tokens a target accepts, by chain decoding over text that it wrote itself.
 
 The runtime's text does not depend on drafting, so decoding with a drafter is replayed on finished rollouts:

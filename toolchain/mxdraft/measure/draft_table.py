@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a drafter would propose after every prefix of finished rollouts (acceptance.py)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of what ``mxdraft evaluate`` measures."""
 
 from __future__ import annotations

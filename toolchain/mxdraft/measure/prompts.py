@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts to measure with when none are given: 48 questions of everyday kinds, no two alike in subject."""
 
 from __future__ import annotations

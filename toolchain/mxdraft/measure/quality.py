@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How close a student is to its teacher: KL divergence, top-1 agreement, perplexity."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which weights suffer from MXFP4: divergence from the teacher when only one group of them reads it."""
 
 from __future__ import annotations

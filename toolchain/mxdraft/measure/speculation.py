@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What drafting buys: the same prompts through each drafter in turns, and the outputs compared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs bundles through the C library (libmxdraft, by cffi): the same bits as the device.
 
 with Model("model.mxb") as model, Engine(model, ctx=512) as engine, Timeline(engine) as timeline:

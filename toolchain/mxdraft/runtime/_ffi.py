@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds libmxdraft, declares it from the public header, and translates its errors, words and texts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lifetimes: Python objects that own objects of the C library, closed in the right order in any case."""
 
 from __future__ import annotations

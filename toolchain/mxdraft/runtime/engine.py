@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines: memory and threads for a model, the costs of steps, and what this machine offers."""
 
 from __future__ import annotations

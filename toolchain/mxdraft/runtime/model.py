@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bundles: their facts, tokenizer and chat template."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What engines and timelines are asked for, and the memory that an engine then needs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timelines: the tokens of one sequence, their text, statistics and records."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From C sources and a bundle to devices.
 
 targets.py  what a machine is (targets/*.toml)

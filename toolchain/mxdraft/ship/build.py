@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build the C runtime for a target: ``targets/*.toml`` + ``zig cc`` (PyPI's ziglang) -> ``build/<target>/``.
 
 One compiler serves host and Pi, with no cross packages. ``CC`` in the environment replaces it for the host.

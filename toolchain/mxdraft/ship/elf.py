@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The audit of what the linker made: will it run on every board that its target promises?
 
 Encodings: Arm Architecture Reference Manual for A-profile (DDI 0487), chapter C4.

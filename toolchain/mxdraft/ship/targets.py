@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads ``targets/*.toml``: what a machine is, and how the runtime is built for it and runs on it.
 
 The keys are documented in targets/README.md; this module is what checks them. ``read_toml`` is also for other

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Python wheel of this package with the C library of a target inside (PEP 427, PEP 600).
 
 hatchling makes the pure wheel that a checkout needs; this one is for machines without compiler, such as a Pi.

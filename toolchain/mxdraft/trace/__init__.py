@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mxdraft trace: a run recorded token by token (the format: docs/trace.md).
 
 record.py  while it goes on

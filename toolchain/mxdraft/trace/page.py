@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trace as one page that needs no other file; page.js recomputes its numbers as the sliders move."""
 
 from __future__ import annotations

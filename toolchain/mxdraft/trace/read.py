@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading what record.py wrote, or what claims to be that: every value is checked before it is used."""
 
 from __future__ import annotations

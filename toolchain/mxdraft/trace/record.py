@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recording a run of one sequence as JSON lines while it goes on (docs/trace.md)."""
 
 from __future__ import annotations

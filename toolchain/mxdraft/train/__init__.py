@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training: what it reads, what it does, what it leaves.
 
 corpus.py       text that a bundle writes itself (``mxdraft train text``)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training text that a bundle writes itself: user turns and answers sampled from the bare chat template.
 
 No prompt set is needed, and the text is distributed as the model's own, which is what a drafter has to

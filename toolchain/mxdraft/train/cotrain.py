@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of a drafter and its target together: the target also learns to be foreseen.
 
 The drafter's loss has a gradient in the streams that it reads, and so in the target's base plane; at the same

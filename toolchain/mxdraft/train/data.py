@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training text as fixed windows, and the teacher's answer to each of them, computed once."""
 
 from __future__ import annotations

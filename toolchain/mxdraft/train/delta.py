@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trained base plane as a compact difference from its checkpoint; numpy only, no torch.
 
 Each trained element is entropy coded *given the teacher's weight*: the weight in grid units (weight /

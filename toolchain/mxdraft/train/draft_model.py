@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drafter in torch: a small model that foresees a target from its residual streams.
 
 It is what the runtime computes (docs/arithmetic.md, "Drafter"): one layer, run once a draft step, fed with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of a drafter: soft cross-entropy to what a frozen target says, with the draft loop unrolled."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trained drafter: what it consists of, its file, and its sections of a bundle (numpy only, no torch).
 
 The file is an .npz: ``NAME.data`` and ``NAME.scale`` of each MXFP4 weight, ``NAME`` of each norm and of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MXFP4 weights and int8 activations in torch with straight-through gradients.
 
 Speed asks for torch here; ``mxdraft.mx`` stays the definition, and tests/test_qat.py holds every value made

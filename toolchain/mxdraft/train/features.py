@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a frozen target knows at each position of a text, computed once and kept in a file."""
 
 from __future__ import annotations

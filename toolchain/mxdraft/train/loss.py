@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The distance between what teacher and student say next."""
 
 from __future__ import annotations

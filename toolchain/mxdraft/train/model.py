@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plain Llama in torch whose linear layers can read their weights through MXFP4."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training recipes: TOML files that say everything a run depends on but the checkpoint and the text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every training has in common: a directory with checkpoint and TensorBoard log, progress, exact resume,
 several processes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where quantization-aware training starts: the teacher's weights as they are, or error-compensated (GPTQ).
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds a weight matrix column by column and lets the columns

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantization-aware training of a target: distillation from the teacher into the MXFP4 base plane."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stock onnxruntime on the exported graphs against the runtime on the bundle packed from them.
 
 docs/verification.md says what is compared, why bits may differ here, and where the bounds come from.

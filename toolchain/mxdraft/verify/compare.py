@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What both compute: golden vectors, logits on a text, greedy continuations."""
 
 from __future__ import annotations

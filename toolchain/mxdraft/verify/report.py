@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the comparison found, as JSON and as a page (page.html)."""
 
 from __future__ import annotations

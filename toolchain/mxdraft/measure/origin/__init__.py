@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dynamic origin, measured: what core tokens get, each resource alone and all together.
 
 precision.py  which rows base precision gets wrong, and what looking again repairs

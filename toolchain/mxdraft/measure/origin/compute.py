@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compute consumer: which drafted tokens get a place in the verify batch, and what that buys.
 
 ``measure_drafting`` compares no drafting, drafts of a fixed length and the scheduler, with continuous

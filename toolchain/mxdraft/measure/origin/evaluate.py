@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole: what ``mxdraft evaluate origin`` and ``mxdraft calibrate`` do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory consumer: what tiers of the KV cache cost in quality and give in speed.
 
 ``measure_caches`` (quality) compares them with uniform formats, and with other choices of the core tokens at

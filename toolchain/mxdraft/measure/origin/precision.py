@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The precision consumer: which rows base precision gets wrong, and what looking again repairs.
 
 Everything is teacher-forced: the text is given, and the question at each position is what would come next.

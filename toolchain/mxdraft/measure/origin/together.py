@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Precision, compute and memory, each alone and all at once: by the length of the context and the number of
 sequences."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deploy: ship a bundle and the runtime to devices, prove there that they compute the host's bits, switch.
 
 release.py   what is shipped, and what it must compute

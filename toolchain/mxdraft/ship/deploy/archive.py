@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A deployment to carry by hand: one .tar.gz with everything, and device.sh as its install.sh."""
 
 from __future__ import annotations

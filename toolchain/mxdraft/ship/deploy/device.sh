@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The device's half of a deployment, in POSIX sh and what busybox also has. `mxdraft deploy` sends it over ssh with
 # the variables below set in front of it; in an archive it is install.sh, which finds the rest beside itself.
 #

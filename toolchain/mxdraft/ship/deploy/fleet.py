@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many devices: Ansible (fleet.yml) runs this module once a device, in its order and with its limits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A release: the files that go to a device, and the manifest: what they are and what they must compute."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One device over OpenSSH: the user's own ``ssh``, with the user's configuration, keys and jump hosts.
 
 A deployment has one authenticated connection (ControlMaster). Its first command holds the device's lock,
