@@ -23,7 +23,9 @@ BUILDER  := $(wildcard $(TOOLS)/ship/*.py)
 EXPORTER := $(wildcard $(addprefix $(TOOLS)/,mx.py checkpoint/*.py checkpoint/models.toml export/*.py train/delta.py train/drafter.py))
 PACKER   := $(wildcard $(addprefix $(TOOLS)/,pack.py bundle/*.py))
 
-.PHONY: help demo test unit test-deploy test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
+SECONDS ?= 60
+
+.PHONY: help demo test unit fuzz test-deploy test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +41,7 @@ help:
 	@echo "make verify              prove that the bundle computes the golden bits on this machine"
 	@echo "make bench               speed of this machine, compared with its read bandwidth"
 	@echo "make bench-peers         the same compared with llama.cpp, which it builds first (JSON=FILE, PROMPTS=FILE)"
+	@echo "make fuzz SECONDS=600     each fuzzer for so long, with red zones around all memory"
 	@echo "make lint                ruff, clang-format, codespell, mypy --strict"
 	@echo "make format              rewrite Python and C files as make lint wants them"
 	@echo "make analyze             gcc's static analyzer on the C runtime"
@@ -51,6 +54,9 @@ test: lint unit
 
 unit: $(BUNDLE) build/rpi/mxdraft
 	$(VENV)/bin/pytest -q
+
+fuzz: $(BUNDLE)
+	MXDRAFT_FUZZ_SECONDS=$(SECONDS) $(VENV)/bin/pytest -q tests/test_fuzz.py tests/fuzz
 
 # Separate, because torch is large and only training needs it.
 test-train: $(VENV)/installed

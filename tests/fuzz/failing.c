@@ -20,10 +20,11 @@
 
 #include "failing.h"
 
-#define FAILING_CALLS(X)                                                                                          \
-    X(malloc)                                                                                                     \
-    X(calloc) X(realloc) X(strdup) X(posix_memalign) X(mmap) X(pthread_create) X(open) X(fopen) X(fdopen) X(read) \
-        X(write) X(fsync) X(rename) X(mkdir) X(fflush) X(fread) X(fgets) X(getline)
+// clang-format off
+#define FAILING_CALLS(X) \
+    X(malloc) X(calloc) X(realloc) X(strdup) X(posix_memalign) X(mmap) X(pthread_create) X(open) X(fopen) X(fdopen) \
+    X(read) X(write) X(fsync) X(rename) X(mkdir) X(fflush) X(fread) X(fgets) X(getline)
+// clang-format on
 
 #define NUMBER(name) CALL_##name,
 enum { FAILING_CALLS(NUMBER) CALL_COUNT };

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from mxdraft.runtime._ffi import load, text_of, words
-from mxdraft.runtime._handle import Handle
+from mxdraft.runtime._handle import Handle, guarded
 from mxdraft.runtime.model import Model
 from mxdraft.runtime.options import Draft, EngineOptions, Plan, engine_struct, to_plan
 
@@ -42,9 +42,11 @@ class Engine(Handle):
         self.model = model  # keeps it open
 
     @property
+    @guarded
     def plan(self) -> Plan:
         return to_plan(load().lib.mxd_engine_plan(self._pointer))
 
+    @guarded
     def load_costs(self, directory: str | os.PathLike[str]) -> bool:
         """Take what steps cost, for choosing draft lengths, from an earlier measurement; False: none."""
         return bool(load().lib.mxd_engine_load_costs(self._pointer, os.fsencode(directory)))
@@ -53,7 +55,8 @@ class Engine(Handle):
         """Measure what steps cost, before the first sequence, and keep it in ``directory``."""
         library = load()
         path = library.ffi.NULL if directory is None else os.fsencode(directory)
-        library.call(library.lib.mxd_engine_measure_costs, self._pointer, path)
+        with self._resource.calls.running():
+            library.call(library.lib.mxd_engine_measure_costs, self._pointer, path)
 
     @property
     def step_costs(self) -> list[float]:
@@ -66,11 +69,13 @@ class Engine(Handle):
         rows = load().lib.mxd_wide_rows
         return {n: cost for n, cost in zip(rows, self._costs().wide, strict=True) if cost > 0}
 
+    @guarded
     def _costs(self) -> Any:
         costs = load().ffi.new("mxd_costs *")
         load().lib.mxd_engine_get_costs(self._pointer, costs)
         return costs
 
+    @guarded
     def share_tuner(self, other: Engine) -> None:
         """Learn together with an engine of the same kind, which may run in another thread; before the first
         sequence. Costs are those of ``other``. Raises UsageError if the engines differ."""
@@ -80,17 +85,18 @@ class Engine(Handle):
     def step(self, sequences: Iterable[Timeline]) -> None:
         """Run one step for any of this engine's sequences; then read ``output`` and ``text`` of each."""
         library = load()
-        pointers = [sequence._pointer for sequence in sequences]
-        library.call(
-            library.lib.mxd_step, self._pointer, library.ffi.new("mxd_seq *[]", pointers), len(pointers)
-        )
+        with self._resource.calls.running():
+            pointers = [sequence._pointer for sequence in sequences]
+            array = library.ffi.new("mxd_seq *[]", pointers)
+            library.call(library.lib.mxd_step, self._pointer, array, len(pointers))
 
     def verify(self) -> Verification:
         """Replay the bundle's golden vectors. A digest that differs is a result, not an exception."""
         library = load()
         digest = library.ffi.new("char[65]")
         error = library.ffi.new("mxd_error *")
-        status = library.lib.mxd_verify(self._pointer, digest, error)
+        with self._resource.calls.running():
+            status = library.lib.mxd_verify(self._pointer, digest, error)
         if status not in (library.lib.MXD_OK, library.lib.MXD_ERR_MISMATCH):
             raise library.error(status, error)
         message = library.ffi.string(error.message).decode("utf-8") if status != library.lib.MXD_OK else ""
@@ -108,7 +114,8 @@ class Engine(Handle):
         bits = sum(1 << words("mxd_draft").index(draft) for draft in drafts)
         options = library.ffi.new("mxd_bench_options *", (prompt_tokens, tokens, repeat, bits))
         box = library.ffi.new("mxd_bench **")
-        library.call(library.lib.mxd_bench_run, self._pointer, options, box)
+        with self._resource.calls.running():
+            library.call(library.lib.mxd_bench_run, self._pointer, options, box)
         try:
             return {
                 name: text_of(functools.partial(library.lib.mxd_bench_text, box[0], number))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from mxdraft.errors import UsageError
 from mxdraft.runtime._ffi import NO_TOKEN, load, text_of, words
-from mxdraft.runtime._handle import Handle
+from mxdraft.runtime._handle import Handle, guarded
 from mxdraft.runtime.engine import Engine
 from mxdraft.runtime.options import SamplingOptions, sampling_struct
 
@@ -93,15 +93,17 @@ class Timeline(Handle):
             raise UsageError("a sequence can be copied within its engine only")
         settings, _keep = sampling_struct(sampling)
         box = library.ffi.new("mxd_seq **")
-        if copy_of is None:
-            library.call(library.lib.mxd_seq_open, engine._pointer, settings, box)
-        else:
-            library.call(library.lib.mxd_seq_copy, copy_of._pointer, settings, box)
-        super().__init__(box, library.lib.mxd_seq_close, engine)
+        with engine._resource.calls.held:
+            if copy_of is None:
+                library.call(library.lib.mxd_seq_open, engine._pointer, settings, box)
+            else:
+                library.call(library.lib.mxd_seq_copy, copy_of._pointer, settings, box)
+            super().__init__(box, library.lib.mxd_seq_close, engine, engine._resource.calls)
         self.engine: Engine = engine  # keeps it open
         self._drafter: Any = None
         self._core_rule: Any = None
 
+    @guarded
     def prompt(self, ids: Iterable[int]) -> None:
         """Queue tokens; clear a stop, restart ``max_tokens`` and the statistics.
 
@@ -126,32 +128,49 @@ class Timeline(Handle):
             if piece.ids or piece.text:
                 yield piece
 
+    @guarded
     def draft_with(self, drafter: Drafter | None) -> None:
-        """Let ``drafter`` propose in place of the engine's own drafters; None gives them back."""
-        library = load()
+        """Let ``drafter`` propose in place of the engine's own drafters; None gives them back.
+
+        If it raises, nothing is drafted; the step is completed, and then raises the same.
+        """
+        library, calls = load(), self._resource.calls
 
         def call(_: Any, ids: Any, n: int, out: Any, parent: Any, most: int) -> int:
             assert drafter is not None
-            proposal = drafter(library.ffi.unpack(ids, n), most)[:most]
-            for i, node in enumerate(proposal):
-                if isinstance(node, tuple):
-                    out[i], parent[i] = node
-                else:
-                    out[i] = node
-            return len(proposal)
+            try:
+                proposal = drafter(library.ffi.unpack(ids, n), most)[:most]
+                for i, node in enumerate(proposal):
+                    if isinstance(node, tuple):
+                        out[i], parent[i] = node
+                    else:
+                        out[i] = node
+                return len(proposal)
+            except BaseException as error:
+                calls.raised = calls.raised or error
+                return 0
 
         # The library keeps the pointer, this object what it points to.
         self._drafter = drafter and library.ffi.callback("mxd_draft_function", call)
         pointer = self._drafter or library.ffi.NULL
         library.lib.mxd_seq_set_drafter(self._pointer, pointer, library.ffi.NULL)
 
+    @guarded
     def decide_core_with(self, rule: CoreRule | None) -> None:
-        """Under precision ``auto``, let ``rule`` decide which rows get full precision; None: the engine."""
-        library = load()
+        """Under precision ``auto``, let ``rule`` decide which rows get full precision; None: the engine.
+
+        If it raises, the engine decides; the step is completed, and then raises the same.
+        """
+        library, calls = load(), self._resource.calls
 
         def call(_: Any, row: Any) -> int:
             assert rule is not None
-            return int(rule(_record(row)))
+            record = _record(row)
+            try:
+                return int(rule(record))
+            except BaseException as error:
+                calls.raised = calls.raised or error
+                return int(record.look == "core")
 
         self._core_rule = rule and library.ffi.callback("mxd_core_function", call)
         pointer = self._core_rule or library.ffi.NULL
@@ -165,32 +184,38 @@ class Timeline(Handle):
         array = library.ffi.new("uint32_t[]", list(ids))
         out = np.empty((len(array), self.engine.model.info.vocab), np.float32)
         pointer = library.ffi.cast("float *", library.ffi.from_buffer(out))
-        library.call(library.lib.mxd_seq_logits, self._pointer, array, len(array), pointer)
+        with self._resource.calls.running():
+            library.call(library.lib.mxd_seq_logits, self._pointer, array, len(array), pointer)
         return out
 
+    @guarded
     def truncate(self, length: int) -> None:
         """Forget all positions from ``length`` on, exactly."""
         library = load()
         library.call(library.lib.mxd_seq_truncate, self._pointer, length)
 
     @property
+    @guarded
     def output(self) -> list[int]:
         """Token ids that the last step added."""
         return self._uint32(load().lib.mxd_seq_output)
 
     @property
+    @guarded
     def drafted(self) -> list[bool]:
         """Which of ``output`` were drafted and accepted."""
         flags = load().lib.mxd_seq_drafted(self._pointer)
         return [bool(flags[i]) for i in range(len(self.output))]
 
     @property
+    @guarded
     def records(self) -> list[TokenRecord]:
         """What was known of each token of ``output``."""
         records = load().lib.mxd_seq_records(self._pointer)
         return [_record(records + i) for i in range(len(self.output))]
 
     @property
+    @guarded
     def drafts(self) -> list[DraftRecord]:
         """What was drafted for the last step, verified or not."""
         ffi, lib = load().ffi, load().lib
@@ -199,11 +224,13 @@ class Timeline(Handle):
         return [_draft_record(records[i]) for i in range(count[0])]
 
     @property
+    @guarded
     def tokens(self) -> list[int]:
         """All token ids committed or queued so far."""
         return self._uint32(load().lib.mxd_seq_tokens)
 
     @property
+    @guarded
     def text(self) -> bytes:
         """Text that the last step completed."""
         ffi, lib = load().ffi, load().lib
@@ -212,12 +239,14 @@ class Timeline(Handle):
         return bytes(ffi.buffer(data, length[0])) if length[0] else b""
 
     @property
+    @guarded
     def stop(self) -> Stop:
         """Why the sequence stopped, ``"none"`` if it has not."""
         stop: Stop = words("mxd_stop")[int(load().lib.mxd_seq_stop(self._pointer))]
         return stop
 
     @property
+    @guarded
     def cache(self) -> CacheUse:
         """What the KV cache holds now."""
         raw = load().ffi.new("mxd_kv_use *")
@@ -225,6 +254,7 @@ class Timeline(Handle):
         return CacheUse(*(getattr(raw, name) for name in CacheUse._fields))
 
     @property
+    @guarded
     def tiers(self) -> list[Tier]:
         """The tier of each processed position."""
         tiers = load().ffi.new("uint8_t[]", len(self.tokens))
@@ -238,6 +268,7 @@ class Timeline(Handle):
         return stats
 
     @property
+    @guarded
     def stats_json(self) -> str:
         """``stats`` as the library's own line of JSON."""
         return text_of(lambda buffer, size: load().lib.mxd_seq_stats_json(self._pointer, buffer, size))
