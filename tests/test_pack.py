@@ -401,6 +401,17 @@ def _external(**fields):
     return apply
 
 
+def test_a_name_that_is_no_text_is_refused(altered, tmp_path):
+    """Protobuf takes it and gives bytes."""
+    name = b"model.layers.0.input_layernorm.weight"
+    graph = (altered / "model.base.onnx").read_bytes()
+    place = graph.rindex(name)
+    (altered / "model.base.onnx").write_bytes(graph[:place] + b"\xff" + graph[place + 1 :])
+    seal(altered)
+    with pytest.raises(RefusedError, match="is no export of one model"):
+        pack(altered, tmp_path / "a.mxb")
+
+
 def _inline(model):
     tensor = model.graph.initializer[0]
     tensor.ClearField("external_data")

@@ -101,8 +101,10 @@ def pack(
     models = {"target.shared": base, "target.base": base}
     if residual:
         models["target.residual"] = _OnnxModel(export, "full")
-        _check_same_weights(base, models["target.residual"])
-    drafter, draft_files = _read_drafter(export, base) if STEP_FILE in export.digests else (None, {})
+    with parsing(onnx_directory, "export of one model"):
+        if residual:
+            _check_same_weights(base, models["target.residual"])
+        drafter, draft_files = _read_drafter(export, base) if STEP_FILE in export.digests else (None, {})
     config = base.metadata.config
     prompts = default_prompts(config.vocab) if golden is None else golden
     with replacing(path) as file:
