@@ -472,6 +472,7 @@ def test_exported_names() -> None:
         "Verification",
         "cpu_describe",
         "default_threads",
+        "exit_on_bus_error",
         "version",
     ]
     assert runtime.Sequence is Timeline  # its name before

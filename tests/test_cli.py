@@ -322,7 +322,7 @@ def cheap(drafting: Path, tmp_path: Path) -> dict[str, str]:
     "options",
     [
         [],
-        ["--temp", "0.8", "--top-p", "0.9", "--repeat-penalty", "1.1"],
+        ["--temp", "0.8", "--top-p", "0.9", "--repeat-penalty", "1.1", "--seed", "0"],
         ["--stop", "e", "--stop", "x y"],
     ],
 )
@@ -347,7 +347,12 @@ def test_drafts_never_change_the_text(drafting: Path, cheap: dict[str, str], opt
 
 def test_explain_colours_what_was_drafted_and_accepted(drafting: Path, cheap: dict[str, str]) -> None:
     options = ["-p", "The small boat", "--raw", "-n", "40", "-t", "1", "--ignore-eos", "--draft", "ngram"]
-    for more in ([], ["--stop", "zzz", "--stop", "\u6f22"], ["--temp", "0.9"], ["--draft-max", "1"]):
+    for more in (
+        [],
+        ["--stop", "zzz", "--stop", "\u6f22"],
+        ["--temp", "0.9", "--seed", "0"],
+        ["--draft-max", "1"],
+    ):
         command: list[Arg] = ["generate", "-m", drafting, *options, *more]
         plain = run_both(*command, env=cheap).stdout
         explained = run_both(*command, "--explain", env=cheap).stdout

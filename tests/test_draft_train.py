@@ -156,7 +156,7 @@ def test_two_processes_train_as_one(
     (tmp_path / "two").mkdir()
     torch.multiprocessing.spawn(train_as_process, (recipe, tmp_path / "two", folder), nprocs=2)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the processes: the number of threads decides the order of every product's sums
+    torch.set_num_threads(1)  # as the processes have: threads decide the order in which products are summed
     one = DraftTrainer(recipe, folder, target, tmp_path / "one")
     one.run()
     torch.set_num_threads(threads)

@@ -112,7 +112,7 @@ def test_a_page_shows_hostile_text_as_text() -> None:
             "bundle": evil,
             "onnx": evil,
             "versions": {"mxdraft": evil, "onnxruntime": evil},
-            "bounds": {"rms": {"base": 0.1}, "margin": {"base": 0.1}},
+            "bounds": {"rms": 0.1, "margin": 0.1},
             "faults": [evil],
             "results": [result(evil)],
         }

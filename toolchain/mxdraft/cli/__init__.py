@@ -123,5 +123,5 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    note("mxdraft: error: " + "\n".join(map(printable, message.split("\n"))))
+    note(f"mxdraft: error: {printable(message)}")  # who named a file does not write lines of ours
     sys.exit(code)
