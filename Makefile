@@ -75,10 +75,11 @@ format: $(VENV)/installed
 	$(VENV)/bin/ruff format .
 	@$(VENV)/bin/clang-format -i $(C_FILES)
 
+# Leaks are for LeakSanitizer: what a reader stores in a model, mxd_model_close() frees in another file.
 # The analyzer sees one file at a time; analyze.h tells it what mxd_fail() returns, which status.c defines.
 analyze:
 	@for file in $(filter-out runtime/src/status.c,$(filter %.c,$(RUNTIME))); do \
-		gcc -std=c11 -O2 -ffp-contract=off -D_GNU_SOURCE -Iruntime/include -include tests/c/analyze.h -fanalyzer \
+		gcc -std=c11 -O2 -ffp-contract=off -D_GNU_SOURCE -Iruntime/include -include tests/c/analyze.h -fanalyzer -Wno-analyzer-malloc-leak \
 			-Wall -Wextra -Werror -c $$file -o /dev/null || failed=1; \
 	done; test -z "$$failed"
 

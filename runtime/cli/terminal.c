@@ -164,11 +164,11 @@ void *allocate(size_t size) {
 }
 
 void append(text_buffer *t, const char *data, size_t length) {
-    if (t->length + length >= t->capacity) {
+    if (!t->data || t->length + length >= t->capacity) {
         t->capacity = 2 * (t->length + length) + 64;
         t->data = reallocate(t->data, t->capacity);
     }
-    if (length > 0) memcpy(t->data + t->length, data, length);
+    if (data && length > 0) memcpy(t->data + t->length, data, length);
     t->length += length;
     t->data[t->length] = '\0';
 }

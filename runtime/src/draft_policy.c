@@ -223,7 +223,7 @@ uint32_t mxd_policy_base_length(const mxd_policy *p, mxd_proposal *d, size_t mos
 
 /* Keep the marked nodes whose parents are kept. */
 static void compact(mxd_proposal *d, uint32_t marked) {
-    int32_t place[MXD_MAX_DRAFT];
+    int32_t place[MXD_MAX_DRAFT] = {0};
     uint32_t kept = 0;
     for (uint32_t i = 0; i < d->count; i++) {
         int32_t parent = d->node[i].parent < 0 ? -1 : place[d->node[i].parent];
