@@ -277,7 +277,7 @@ def _converse(board: EmulatedPi) -> str:
 
 
 def _hold_a_place(board: EmulatedPi) -> None:
-    """Begin a conversation in which nobody says anything, as another session of the board."""
+    """Begin a conversation in which nobody says anything, and leave it open."""
     _said(board, f"(sleep 1000 | {_MEMBER} {_TALK}) >/dev/null 2>&1 &")
     _wait_until(board, "pidof mxdraft")
 
