@@ -408,7 +408,7 @@ def test_a_name_that_is_no_text_is_refused(altered, tmp_path):
     place = graph.rindex(name)
     (altered / "model.base.onnx").write_bytes(graph[:place] + b"\xff" + graph[place + 1 :])
     seal(altered)
-    with pytest.raises(RefusedError, match="is no export of one model"):
+    with pytest.raises(RefusedError, match="is not an export of one model"):
         pack(altered, tmp_path / "a.mxb")
 
 

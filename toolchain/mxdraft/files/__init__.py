@@ -85,7 +85,8 @@ def parsing(name: Path | str, what: str) -> Iterator[None]:
         raise CapacityError(f"{name}: there is not enough memory to read it") from error
     except Exception as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise RefusedError(f"{name} is not a {what}: {reason[:_REASON_LENGTH]}") from error
+        article = "an" if what[0] in "aeio" else "a"
+        raise RefusedError(f"{name} is not {article} {what}: {reason[:_REASON_LENGTH]}") from error
 
 
 def parse_json(data: bytes) -> Any:
