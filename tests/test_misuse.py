@@ -68,6 +68,23 @@ thread.start(); time.sleep(.5); engine.close(); thread.join(); print("survived")
     assert run(bundle, script) == "survived"
 
 
+def test_what_opens_during_a_close_is_closed_too(bundle: Path) -> None:
+    """A timeline opened after the close had begun outlived its engine, and ended the process."""
+    script = """
+def churn():
+    while True:
+        try: work(3)
+        except UsageError: pass
+        except ValueError: return
+for _ in range(60):
+    engine = Engine(model, threads=1, max_seqs=2, ctx=64)
+    threads = [threading.Thread(target=churn) for _ in range(2)]
+    [t.start() for t in threads]; time.sleep(.01); engine.close(); [t.join() for t in threads]
+print("survived")
+"""
+    assert run(bundle, script) == "survived"
+
+
 def test_a_daemon_thread_at_the_end(bundle: Path) -> None:
     script = """
 threading.Thread(target=refused, args=([],), daemon=True).start(); time.sleep(.5); print("survived")

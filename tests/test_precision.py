@@ -215,6 +215,28 @@ def test_kept_tokens_are_as_a_prompt(model: Model) -> None:
             assert (sequence.logits(TEXT[:9]) == after).all()
 
 
+def test_truncating_a_queued_prompt_keeps_what_was_decided(model: Model) -> None:
+    """The threshold moved with rows before the prompt; cutting queued tokens takes nothing of it back."""
+
+    def text(model: Model, cut: bool) -> list[float]:
+        with (
+            Engine(model, ctx=128, **MIXED) as engine,
+            Timeline(engine, max_tokens=30, ignore_eos=True) as sequence,
+        ):
+            for _ in sequence.generate(TEXT[:6]):
+                pass
+            sequence.prompt(TEXT[6:12] + TEXT[:6] if cut else TEXT[6:12])
+            if cut:
+                sequence.truncate(len(sequence.tokens) - 6)
+            thresholds: list[float] = []
+            while sequence.stop == "none":
+                engine.step([sequence])
+                thresholds += [record.threshold for record in sequence.records]
+            return [*sequence.tokens, *thresholds]
+
+    assert text(model, cut=True) == text(model, cut=False)
+
+
 def test_a_prompt_ends_waiting(model: Model) -> None:
     with (
         Engine(model, ctx=64, max_seqs=2, **MIXED | {"catch_up": 32}) as engine,

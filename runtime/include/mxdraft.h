@@ -392,8 +392,9 @@ void mxd_seq_close(mxd_seq **seq);
 /* Queue ids[n] after what the sequence holds; clear its stop, restart max_tokens and the statistics. MXD_ERR_CONTEXT if
  * they do not fit together with one generated token. */
 mxd_status mxd_seq_prompt(mxd_seq *seq, const uint32_t *ids, size_t n, mxd_error *err);
-/* Forget all positions from n on, exactly: later results are as if they had never been. MXD_ERR_ARGUMENT if there are
- * fewer. */
+/* Forget all positions from n on, exactly: later results are as if they had never been. Under MXD_PRECISION_AUTO, rows
+ * that stay but are still at base precision run again at full precision, as rows of a prompt do. MXD_ERR_ARGUMENT if
+ * there are fewer. */
 mxd_status mxd_seq_truncate(mxd_seq *seq, size_t n, mxd_error *err);
 /* Append ids[n] by teacher forcing and write the logits after each, float[n][vocab]. MXD_ERR_CONTEXT if they do not
  * fit, MXD_ERR_ARGUMENT if queued tokens are not processed yet. After MXD_ERR_NUMERIC, the ids before the chunk that
@@ -427,7 +428,8 @@ size_t mxd_seq_tiers(const mxd_seq *seq, uint8_t *tiers, size_t cap);
  * mxd_step(), but never under MXD_DRAFT_OFF. */
 void mxd_seq_set_drafter(mxd_seq *seq, mxd_draft_function *function, void *arg);
 /* Let `function` decide which rows get full precision under MXD_PRECISION_AUTO; NULL: the engine decides. This changes
- * what is generated. It is called within mxd_step() and mxd_seq_logits(). */
+ * what is generated, from the first row on that is not decided yet: a row that waits for full precision is. It is called
+ * within mxd_step() and mxd_seq_logits(). */
 void mxd_seq_set_core_rule(mxd_seq *seq, mxd_core_function *function, void *arg);
 
 /* ---- functions: proof and introspection ---- */

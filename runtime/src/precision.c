@@ -55,11 +55,11 @@ void mxd_precision_prompt(mxd_seq *s) {
     s->precision.catching_up = false;
 }
 
-size_t mxd_precision_truncate(mxd_seq *s, size_t n) {
+size_t mxd_precision_truncate(mxd_seq *s, size_t n, size_t processed) {
     mxd_precision_state *p = &s->precision;
-    if (p->full_done > n) p->full_done = n;
+    if (p->full_done > processed) p->full_done = processed;
     undecide(s, n > 0 ? n - 1 : 0);
-    return p->mixes ? p->full_done : n;
+    return p->mixes ? p->full_done : processed;
 }
 
 /* Return the number of processed positions that are not at full precision yet. */

@@ -39,9 +39,9 @@ void mxd_precision_open(mxd_seq *s, bool mixes);
 void mxd_precision_copy(mxd_seq *to, const mxd_seq *from);
 /* Note that a prompt was queued: the row that waited is one of the prompt's now, and was never decided. */
 void mxd_precision_prompt(mxd_seq *s);
-/* Go back to the state before the row at n - 1 was decided. Returns how many positions stay processed: rows still at base precision
- * are recomputed. */
-size_t mxd_precision_truncate(mxd_seq *s, size_t n);
+/* Go back to the state before the row at n - 1 was decided, since n tokens stay; of these, `processed` have keys and
+ * values. Returns how many positions stay processed: rows still at base precision are recomputed. */
+size_t mxd_precision_truncate(mxd_seq *s, size_t n, size_t processed);
 
 /* Return the precision (0 base, 1 full) of a row's first pass. */
 int mxd_first_pass(const mxd_engine *g);

@@ -128,7 +128,7 @@ mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
     mxd_monitor_truncate(s, n);
     s->token_count = n;
     s->replay_end = n < mxd_seq_known(s) ? n : mxd_seq_known(s);
-    s->n_past = mxd_precision_truncate(s, mxd_kv_truncate(s, n));
+    s->n_past = mxd_precision_truncate(s, n, mxd_kv_truncate(s, n));
     mxd_draft_model_truncate(s, s->n_past);
     s->prompt_end = s->output_from = n;
     s->held_len = s->text_len = 0;

@@ -65,7 +65,8 @@ typedef struct settings {
     const char *stops[2];
 } settings;
 
-typedef enum event_type { PROMPTED, GENERATED, FORCED, COPIED, RULED, CLEARED } event_type;
+/* PARTED: what follows depends on more than the tokens, so the rerun ends here (cut_events(), call_logits()). */
+typedef enum event_type { PROMPTED, GENERATED, FORCED, COPIED, RULED, CLEARED, PARTED } event_type;
 
 /* Tokens below `end`, and not of an earlier event, came so. What was cut by a truncation has lost its check. */
 typedef struct event {
@@ -84,8 +85,8 @@ typedef struct timeline {
     size_t event_count, token_count;
     uint32_t tokens[MAX_CTX], memory[MAX_CTX]; /* memory: tokens that were at these positions some time */
     uint32_t settings;
-    bool rule;
-    int drafter; /* 0 the engine's, 1 from memory, 2 random trees, 3 and up: against the contract */
+    bool rule, cut; /* cut: truncated since the last prompt */
+    int drafter;    /* 0 the engine's, 1 from memory, 2 random trees, 3 and up: against the contract */
 } timeline;
 
 static settings pool[64];
@@ -144,8 +145,8 @@ static void expect_tokens(const timeline *t, mxd_seq *s, size_t n, const char *w
                  t->token_count, t->tokens[i], ids[i], options.ctx, options.precision, options.kv, options.draft);
 }
 
-/* Generate up to the end of an event. Returns whether the rerun can go on: alone, under mixed precision, a step may make a
- * token more. */
+/* Generate up to the end of an event. Returns whether the rerun can go on: under mixed precision a step alone may make a
+ * token more, which can only be forgotten where a prompt follows. */
 static bool rerun_generated(const timeline *t, mxd_seq *s, const event *e) {
     mxd_error err;
     uint64_t text = 0xcbf29ce484222325u;
@@ -160,7 +161,11 @@ static bool rerun_generated(const timeline *t, mxd_seq *s, const event *e) {
         if (mxd_seq_stop(s) && have < e->end) fail("alone it stops (%d) at %zu of %zu", mxd_seq_stop(s), have, e->end);
         if (++steps > 3 * MAX_CTX) fail("the rerun does not end");
     }
-    if (have > e->end) return false;
+    if (have > e->end) {
+        if (mxd_seq_truncate(s, e->end, &err)) fail("rerun: %s", err.message);
+        const event *next = e + 1;
+        return next == t->events + t->event_count || next->type == PROMPTED;
+    }
     if (e->checked && text != e->hash) fail("other text alone, up to token %zu", e->end);
     if (e->checked && mxd_seq_stop(s) != e->stop) fail("stop %d, alone %d", e->stop, mxd_seq_stop(s));
     return true;
@@ -171,6 +176,7 @@ static void process_queued(mxd_seq *s) {
     mxd_error err;
     size_t before, have;
     mxd_seq_tokens(s, &before);
+    if (mxd_seq_truncate(s, before, &err)) fail("rerun: %s", err.message); /* a stop would keep it from running */
     do {
         if (mxd_step(reference, &s, 1, &err)) fail("rerun: %s", err.message);
         mxd_seq_tokens(s, &have);
@@ -219,6 +225,7 @@ static void rerun(const timeline *t) {
             s = copy;
             break;
         case RULED: mxd_seq_set_core_rule(s, e->rule ? decide : NULL, NULL); break;
+        case PARTED: i = t->event_count; break;
         case CLEARED:
             if (mxd_seq_truncate(s, have, &err)) fail("rerun: %s", err.message);
             break;
@@ -306,7 +313,7 @@ static void call_open(void) {
     }
     if (mxd_seq_open(engine, &pool[chosen].sampling, &t->seq, &err)) fail("open: %s", err.message);
     t->event_count = t->token_count = 0;
-    t->rule = false;
+    t->rule = t->cut = false;
     t->drafter = 0;
     t->settings = chosen;
     open_event(t, COPIED)->settings = chosen; /* the first event tells how it was opened */
@@ -350,6 +357,7 @@ static void call_prompt(timeline *t) {
     if (t->token_count + n >= options.ctx) fail("a prompt that leaves no room");
     memcpy(t->tokens + t->token_count, ids, n * sizeof *ids);
     t->token_count += n;
+    t->cut = false;
     open_event(t, PROMPTED)->end = t->token_count;
 }
 
@@ -363,6 +371,8 @@ static void call_logits(timeline *t) {
     if (status) {
         if (status != MXD_ERR_ARGUMENT && status != MXD_ERR_CONTEXT) fail("logits: %s", err.message);
     } else {
+        /* Under mixed precision rows that stay are read again at full precision, as a prompt's are (mxdraft.h). */
+        if (t->cut && options.precision == MXD_PRECISION_AUTO) open_event(t, PARTED);
         memcpy(t->tokens + t->token_count, ids, n * sizeof *ids);
         t->token_count += n;
         event *e = open_event(t, FORCED);
@@ -420,8 +430,8 @@ static void call_step(void) {
 
 /* Cut a timeline's events to its first n tokens. */
 static void cut_events(timeline *t, size_t n) {
-    size_t kept = 1;
-    for (size_t i = 1, start = 0; i < t->event_count; start = t->events[i++].end) {
+    size_t kept = 1, i = 1;
+    for (size_t start = 0; i < t->event_count; start = t->events[i++].end) {
         event e = t->events[i];
         if (start > n || (start == n && e.end > n)) break;
         if (e.end > n) {
@@ -430,6 +440,11 @@ static void cut_events(timeline *t, size_t n) {
         }
         t->events[kept++] = e;
     }
+    /* A prompt that is forgotten had restarted max_tokens, which only matters if a token is still to be processed. Under mixed
+     * precision the last token of a call of logits was decided about, that of the same tokens alone was not. */
+    bool restarted = false, forced = t->events[kept - 1].type == FORCED && !t->events[kept - 1].checked;
+    for (; i < t->event_count; i++) restarted |= t->events[i].type == PROMPTED;
+    restarted &= t->events[kept - 1].type == GENERATED;
     /* What belongs to the sequence, not to its tokens, stays. */
     bool rule = false;
     uint32_t chosen = t->events[0].settings;
@@ -441,6 +456,7 @@ static void cut_events(timeline *t, size_t n) {
         if (t->events[i].type == RULED) rule = t->events[i].rule;
     }
     t->event_count = kept;
+    if (restarted || (forced && options.precision == MXD_PRECISION_AUTO)) open_event(t, PARTED)->end = n;
     if (chosen != t->settings) {
         open_event(t, COPIED)->settings = t->settings;
         t->events[t->event_count - 1].end = n;
@@ -465,12 +481,16 @@ static void call_truncate(timeline *t, size_t n) {
         return;
     }
     t->token_count = n;
+    t->cut = true;
     cut_events(t, n);
 }
 
 static void call_rule(timeline *t) {
     t->rule = one_in(2);
     mxd_seq_set_core_rule(t->seq, t->rule ? decide : NULL, NULL);
+    /* The newest row may wait for full precision, decided by the rule before; alone it is not decided yet. */
+    if (options.precision == MXD_PRECISION_AUTO && t->events[t->event_count - 1].type == GENERATED)
+        open_event(t, PARTED)->end = t->token_count;
     open_event(t, RULED)->rule = t->rule;
 }
 

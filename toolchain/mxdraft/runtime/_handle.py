@@ -65,8 +65,8 @@ def guarded(method: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[H, P
 
 
 class _Resource:
-    """One C object and those opened from it. It is kept apart from the Python object, so that it is closed in
-    the right order whatever order Python objects are collected in."""
+    """One C object and those opened from it, each under ``held`` of its parent. It is kept apart from the
+    Python object, so that it is closed in the right order whatever order Python objects are collected in."""
 
     def __init__(self, box: Any, close: Any, parent: _Resource | None, calls: Calls) -> None:
         self.calls = calls
@@ -78,10 +78,14 @@ class _Resource:
             parent._children.add(self)
 
     def close(self) -> None:
-        for child in list(self._children):
-            child.close()
-        with self.calls.closing():
-            self._close(self.box)
+        closed = False
+        while not closed:
+            for child in list(self._children):
+                child.close()
+            with self.calls.closing():
+                closed = not self._children  # else another thread has opened one meanwhile
+                if closed:
+                    self._close(self.box)
         if self._parent is not None:
             self._parent._children.discard(self)
 

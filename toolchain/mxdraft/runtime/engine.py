@@ -37,8 +37,9 @@ class Engine(Handle):
     def __init__(self, model: Model, **options: Unpack[EngineOptions]) -> None:
         library = load()
         box = library.ffi.new("mxd_engine **")
-        library.call(library.lib.mxd_engine_open, model._pointer, engine_struct(options), box)
-        super().__init__(box, library.lib.mxd_engine_close, model)
+        with model._resource.calls.held:
+            library.call(library.lib.mxd_engine_open, model._pointer, engine_struct(options), box)
+            super().__init__(box, library.lib.mxd_engine_close, model)
         self.model = model  # keeps it open
 
     @property
