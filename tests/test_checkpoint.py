@@ -193,7 +193,7 @@ def test_gguf_scores_give_the_merges_of_hugging_face(tmp_path: Path, small: Chec
         "tokenizer.ggml.add_bos_token": True,
     }
     spec = load_checkpoint(save_gguf(small, tmp_path / "t.gguf", metadata=metadata)).tokenizer
-    assert spec.merges == [("a", "b"), ("▁a", "b"), ("▁", "ab"), ("▁", "a"), ("b", "a")]
+    assert spec.merges == [("a", "b"), ("▁", "ab"), ("▁a", "b"), ("▁", "a"), ("b", "a")]
     assert (spec.pre_tokenizer, spec.special_ids, spec.adds_bos) == ("spaces-prefix", [0, 1, 2], True)
 
 

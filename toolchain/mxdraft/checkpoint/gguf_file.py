@@ -372,8 +372,7 @@ def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
 def _merges_of_scores(metadata: dict[str, Any], tokens: list[str]) -> list[tuple[str, str]]:
     """The merges of SentencePiece's BPE, which knows scores: each split of a token in two, best token first.
 
-    Splits of one token are in order of their parts' ids, and equal scores in order of length, as Hugging
-    Face converts such a file.
+    Splits of one token are in order of their parts' ids, as in the tokenizer.json of Llama 2.
     """
     scores = _required(metadata, "tokenizer.ggml.scores", list)
     types = metadata["tokenizer.ggml.token_type"]
@@ -381,13 +380,12 @@ def _merges_of_scores(metadata: dict[str, Any], tokens: list[str]) -> list[tuple
         raise RefusedError(f"tokenizer: {len(scores)} finite scores are needed for {len(tokens)} tokens")
     mergeable = (_TOKEN_NORMAL, _TOKEN_USER, _TOKEN_UNUSED)
     id_of = {token: i for i, token in enumerate(tokens) if types[i] in mergeable}
-    merges: list[tuple[float, int, int, str, str]] = []
-    for token, i in id_of.items():
+    merges: list[tuple[str, str]] = []
+    for token in sorted(id_of, key=lambda token: -scores[id_of[token]]):
         splits = [(token[:k], token[k:]) for k in range(1, len(token))]
         found = [(a, b) for a, b in splits if a in id_of and b in id_of]
-        for left, right in sorted(found, key=lambda pair: (id_of[pair[0]], id_of[pair[1]])):
-            merges.append((-scores[i], -len(left), -len(right), left, right))
-    return [(left, right) for *_, left, right in sorted(merges, key=lambda m: m[:3])]
+        merges += sorted(found, key=lambda pair: (id_of[pair[0]], id_of[pair[1]]))
+    return merges
 
 
 def _strings(metadata: dict[str, Any], key: str) -> list[str]:
