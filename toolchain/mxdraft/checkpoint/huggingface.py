@@ -66,7 +66,7 @@ def load_huggingface(directory: Path) -> Checkpoint:
         checkpoint = Checkpoint(
             config=config,
             tensors=tensors,
-            tokenizer=_with_settings(spec, settings),
+            tokenizer=with_settings(spec, settings),
             chat_template=template,
             source=f"Hugging Face directory {as_text(directory.name)}",
             source_sha256=files.sha256(),
@@ -344,7 +344,7 @@ def _template_ids(step: Any) -> list[int] | None:
     return ids
 
 
-def _with_settings(spec: TokenizerSpec, settings: dict[str, Any]) -> TokenizerSpec:
+def with_settings(spec: TokenizerSpec, settings: dict[str, Any]) -> TokenizerSpec:
     """``spec`` with what tokenizer_config.json says about its control tokens. Raises RefusedError."""
     decoder = settings.get("added_tokens_decoder") or {}
     for token in decoder.values():
