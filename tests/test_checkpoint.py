@@ -147,6 +147,17 @@ def test_vocabulary_sizes_must_agree(small: Checkpoint, vocab: int) -> None:
         check_checkpoint(replace(small, tokenizer=tiny.tokenizer(vocab)))
 
 
+def test_all_reasons_are_told_before_the_weights_are_read(directory: Path) -> None:
+    edit(directory / "config.json", lambda c: c.update(attention_bias=True, mlp_bias=True))
+    edit(directory / "tokenizer.json", lambda t: t["model"].update(dropout=0.5, unk_token="<|endoftext|>"))
+    (directory / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(RefusedError) as error:
+        load_checkpoint(directory)
+    for word in ("attention_bias", "mlp_bias", "dropout", "unk_token"):
+        assert word in str(error.value)
+    assert "damaged" not in str(error.value)
+
+
 def test_vocabularies_are_fitted(small: Checkpoint) -> None:
     fewer = tiny.tokenizer(490)
     fitted = fit_vocabulary(replace(small, tokenizer=fewer))
@@ -522,6 +533,8 @@ def test_added_tokens_outside_the_vocabulary(directory: Path, small: Checkpoint)
         ({"mlp_bias": True}, "mlp_bias"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"auto_map": {"AutoModel": "modeling.Other"}}, "auto_map"),
+        ({"architectures": ["OtherForCausalLM"]}, "architectures .*OtherForCausalLM"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE scaling .*linear"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "RoPE scaling .*llama3"),
         ({"rope_scaling": "linear"}, "RoPE scaling"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,23 +51,20 @@ def load_huggingface(directory: Path) -> Checkpoint:
     files = _Files(directory)
     with parsing(directory, "Hugging Face model that can be read"):
         raw_config = files.json("config.json")
-        config = _config(raw_config)
-        tensors = _tensors(files)
         settings = files.json("tokenizer_config.json") if files.has("tokenizer_config.json") else {}
-        if files.has("chat_template.jinja"):
-            template: str | None = files.text("chat_template.jinja")
-        else:
-            template = settings.get("chat_template")
-            if not isinstance(template, str | None):
-                raise RefusedError(
-                    "tokenizer_config.json: chat_template must be one text; keep only the default one"
-                )
         generation = files.json("generation_config.json") if files.has("generation_config.json") else {}
-        spec = tokenizer_spec(files.json("tokenizer.json", _TOKENIZER_LIMIT), raw_config, generation)
+        raw_tokenizer = files.json("tokenizer.json", _TOKENIZER_LIMIT)
+        # What is cheap to read is refused before the weights are read, and all of it at once.
+        config, spec, template = _all_of(
+            lambda: _config(raw_config),
+            lambda: with_settings(tokenizer_spec(raw_tokenizer, raw_config, generation), settings),
+            lambda: _template(files, settings),
+        )
+        tensors = _tensors(files)
         checkpoint = Checkpoint(
             config=config,
             tensors=tensors,
-            tokenizer=with_settings(spec, settings),
+            tokenizer=spec,
             chat_template=template,
             source=f"Hugging Face directory {as_text(directory.name)}",
             source_sha256=files.sha256(),
@@ -74,6 +72,33 @@ def load_huggingface(directory: Path) -> Checkpoint:
         checkpoint = fit_vocabulary(checkpoint)
         check_checkpoint(checkpoint)
         return checkpoint
+
+
+def _all_of(
+    config: Callable[[], ModelConfig],
+    tokenizer: Callable[[], TokenizerSpec],
+    template: Callable[[], str | None],
+) -> tuple[ModelConfig, TokenizerSpec, str | None]:
+    """What the three return. Raises RefusedError with all that is wrong with any of them."""
+    results: list[Any] = []
+    reasons: list[str] = []
+    for read in (config, tokenizer, template):
+        try:
+            results.append(read())
+        except RefusedError as error:
+            reasons.append(str(error))
+    if reasons:
+        raise RefusedError("; ".join(reasons))
+    return results[0], results[1], results[2]
+
+
+def _template(files: _Files, settings: dict[str, Any]) -> str | None:
+    if files.has("chat_template.jinja"):
+        return files.text("chat_template.jinja")
+    template = settings.get("chat_template")
+    if not isinstance(template, str | None):
+        raise RefusedError("tokenizer_config.json: chat_template must be one text; keep only the default one")
+    return template
 
 
 class _Files:
@@ -114,15 +139,22 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
         )
     raw = raw | _rope(raw)
     # The value that gives the arithmetic mxdraft does; a key left out means the same.
-    for key, supported in {
+    supported = {
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "partial_rotary_factor": 1.0,
         "quantization_config": None,
-    }.items():
-        if raw.get(key) not in (None, supported):
-            raise RefusedError(f"config.json: {key} {raw[key]!r} is not supported; only {supported!r} is")
+        "auto_map": None,
+        "architectures": ["LlamaForCausalLM"],
+    }
+    reasons = [
+        f"config.json: {key} {raw[key]!r} is not supported; only {value!r} is"
+        for key, value in supported.items()
+        if raw.get(key) not in (None, value)
+    ]
+    if reasons:
+        raise RefusedError("; ".join(reasons))
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise RefusedError(f"config.json: tie_word_embeddings must be true or false, not {tied!r}")
