@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import resource
 import struct
@@ -17,6 +18,7 @@ from mxdraft.bundle import chat_sandbox
 from mxdraft.bundle.chat import ChatPieces, chat_pieces, chat_section, read_chat, with_turn_end
 from mxdraft.bundle.tokenizer import tokenizer_section
 from mxdraft.checkpoint import tokenizer_json
+from mxdraft.checkpoint.huggingface import tokenizer_spec, with_settings
 from mxdraft.errors import BundleError, RefusedError
 from tokenizers import Tokenizer as HuggingFace
 
@@ -34,7 +36,44 @@ PLAIN_TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- endif %}
 {% endfor %}
 {% if add_generation_prompt %}### Answer:{% endif %}"""
+# As Gemma's: a system message goes into the first user's, contents are trimmed, roles take turns.
+FOLDING_TEMPLATE = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set before = messages[0]['content'] + '\n\n' -%}{%- set turns = messages[1:] -%}
+{%- else -%}{%- set before = '' -%}{%- set turns = messages -%}{%- endif -%}
+{%- for m in turns -%}
+    {%- if (m.role == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('take turns') }}{%- endif -%}
+    {{ '<|im_start|>' + m.role + '\n' + (before if loop.first else '') + m.content | trim + '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>model\n' }}{%- endif -%}"""
+# As Qwen3's: thoughts of earlier answers are left out, and the last answer is written with its own.
+THINKING_TEMPLATE = """{%- set last = namespace(user=-1) -%}
+{%- for m in messages -%}
+    {%- if m.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+    {%- if m.role == 'system' and not loop.first -%}{{ raise_exception('too late') }}{%- endif -%}
+    {%- set content = m.content -%}
+    {%- if m.role == 'assistant' and '</think>' in content -%}
+        {%- set content = content.split('</think>')[-1].lstrip('\n') -%}
+    {%- endif -%}
+    {{ '<|im_start|>' + m.role + '\n' }}
+    {%- if m.role == 'assistant' and loop.index0 > last.user -%}{{ '<think>\n\n</think>\n\n' }}{%- endif -%}
+    {{ content + '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
+# As Llama 3.2's: contents are trimmed, and there always is a system block with a date.
+DATED_TEMPLATE = """{%- set date = strftime_now('%d %b %Y') -%}
+{%- if messages[0].role == 'system' -%}
+    {%- set system = messages[0].content | trim -%}{%- set messages = messages[1:] -%}
+{%- else -%}{%- set system = '' -%}{%- endif -%}
+{{ bos_token + 'system\n' + date + '\n\n' + system + '<|im_end|>' }}
+{%- for m in messages -%}
+    {{ '<|im_start|>' + m.role + '\n\n' + m.content | trim + '<|im_end|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n\n' }}{%- endif -%}"""
 TEMPLATES = {"chatml": tiny.CHAT_TEMPLATE, "plain": PLAIN_TEMPLATE}
+STRICT_TEMPLATES = {"folding": FOLDING_TEMPLATE, "thinking": THINKING_TEMPLATE, "dated": DATED_TEMPLATE}
 
 Conversation = list[tuple[str, str]]
 CONVERSATIONS: list[Conversation] = [
@@ -66,6 +105,7 @@ def render(template: str, conversation: Conversation, generation: bool) -> str:
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = chat_sandbox.DATE.strftime
     return environment.from_string(template).render(
         messages=[{"role": role, "content": content} for role, content in conversation],
         add_generation_prompt=generation,
@@ -107,6 +147,73 @@ def test_ids_are_those_of_jinja_and_hugging_face(name: str, generation: bool) ->
         assert chat.encode(tokenizer, conversation, generation) == expected, conversation
 
 
+HOSTILE = [
+    *CONVERSATIONS,
+    *WITH_SYSTEM,
+    [("system", " x\u2028"), ("user", "\u3000y\x1f\x85"), ("assistant", "\xa0")],
+]
+HOSTILE += [
+    [("system", "be\n"), ("user", " a"), ("assistant", answer), ("user", "\t")]
+    for answer in ("<think>a</think>\n\n b", "</think>x</think>\n</think>\n\n", "<think>", " </think> \n c")
+]
+HOSTILE += [
+    [("user", "a"), ("user", "b")],
+    [("system", "a"), ("assistant", "b")],
+    [("system", "a"), ("system", "b")],
+]
+
+
+@pytest.mark.parametrize("name", STRICT_TEMPLATES)
+def test_strict_templates_give_the_ids_or_are_refused(name: str) -> None:
+    """What the runtime takes is what Jinja writes; it refuses no more than the pieces say."""
+    template, reference = STRICT_TEMPLATES[name], HuggingFace.from_str(tokenizer_json(SPEC))
+    pieces, (chat, tokenizer) = chat_pieces(template, SPEC), runtime(template)
+    assert read_chat(chat_section(pieces), VOCAB) == pieces
+    taken = 0
+    for conversation in HOSTILE:
+        for generation in (False, True):
+            if not pieces.takes(tuple(role for role, _ in conversation), generation):
+                with pytest.raises(textlib.StatusError, match="this chat template takes") as e:
+                    chat.encode(tokenizer, conversation, generation)
+                assert e.value.status == textlib.ERR_ARGUMENT
+                continue
+            if pieces.trims or pieces.cuts_thoughts:  # marks hide what is trimmed: compare the whole text
+                written = render(template, conversation, generation)
+                if "<|" not in "".join(content for _, content in conversation):
+                    ids = reference.encode(written).ids
+                    assert chat.encode(tokenizer, conversation, generation) == ids, conversation
+                    taken += 1
+    assert taken >= 8
+
+
+def test_rules_of_strict_templates() -> None:
+    rules = {name: chat_pieces(template, SPEC) for name, template in STRICT_TEMPLATES.items()}
+    folding, thinking, dated = rules.values()
+    assert (folding.folds_system, folding.alternates, folding.asks) == (True, True, False)
+    assert folding.trims == {"user", "assistant"}
+    assert folding.roles["system"] == ((), ("\n\n",))
+    assert (thinking.cuts_thoughts, thinking.asks, thinking.trims) == (True, True, frozenset())
+    assert dated.trims == {"system", "user", "assistant"}
+    assert dated.default_system == (0, "system\n26 Jul 2024\n\n", 2)
+    assert all(pieces.system_first for pieces in rules.values())
+    for pieces in (chat_pieces(template, SPEC) for template in TEMPLATES.values()):
+        assert pieces.rules() == 0
+
+
+REAL = {"qwen2_5": 0, "qwen3": 0x1A0000, "llama3_2": 0x20007, "gemma3": 0x70006}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_templates(name: str) -> None:
+    """Files that tests/fetch_tokenizers.sh fetched."""
+    folder = textlib.WEIGHTS.parent / "tokenizers"
+    if not (folder / f"{name}_config.json").exists():
+        pytest.skip("run tests/fetch_tokenizers.sh")
+    spec = tokenizer_spec(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+    settings = json.loads((folder / f"{name}_config.json").read_text(encoding="utf-8"))
+    assert chat_pieces(settings["chat_template"], with_settings(spec, settings)).rules() == REAL[name]
+
+
 def test_smollm2_template() -> None:
     spec, template = textlib.smollm2()
     reference = HuggingFace.from_str(tokenizer_json(spec))
@@ -142,7 +249,6 @@ def test_the_longest_control_token_is_cut_out() -> None:
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{% for m in messages %}{{ m.role }}{{ m.content | trim }}{% endfor %}", "cannot express"),
         ("{% for m in messages %}{{ m.role }}{{ m.content | e }}{% endfor %}", "cannot express"),
         ("{% for m in messages %}{{ m.content.split('</think>')[-1] }}|{% endfor %}", "cannot express"),
         ("{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}", "more than its role"),
@@ -156,12 +262,6 @@ def test_the_longest_control_token_is_cut_out() -> None:
         ),
         ("{% for m in messages[-1:] %}{{ m.content }}{% endfor %}", "once"),
         ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "once"),
-        (
-            "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-            "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}",
-            "roles must alternate",
-        ),
-        ("{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}", "date"),
         ("{% for m in messages %}{{ m.content }}", "not valid Jinja"),
         ("{% for m in messages %}{{ m.content.__class__.__mro__ }}{% endfor %}", "once|unsafe"),
     ],
@@ -273,7 +373,9 @@ def lies() -> dict[str, bytes]:
         "one segment more": with_words({4: word(4) + 1}),
         "huge segment count": with_words({4: 0xFFFFFFFF}),
         "huge text": with_words({8: 0xFFFFFFFF}),
-        "reserved": with_words({12: 1}),
+        "rule that is unknown": with_words({12: 1 << 21}),
+        "trims a role that is not there": with_words({12: 1 << 3}),
+        "folds a system message that may come later": with_words({12: 1 << 16}),
         "role without a name": with_role(0, b""),
         "role name with a capital": with_role(0, b"System"),
         "role name without NUL": with_role(0, b"a" * 16),

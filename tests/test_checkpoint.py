@@ -37,6 +37,8 @@ from mxdraft.checkpoint import (
     load_checkpoint,
     tokenizer_json,
 )
+from mxdraft.checkpoint.model import fit_vocabulary
+from mxdraft.checkpoint.tokenizer import BYTE_TOKENS
 from mxdraft.errors import RefusedError, TransferError
 from mxdraft.export import export_model
 from mxdraft.pack import pack
@@ -143,6 +145,67 @@ def test_head_must_agree_with_the_config(small: Checkpoint) -> None:
 def test_vocabulary_sizes_must_agree(small: Checkpoint, vocab: int) -> None:
     with pytest.raises(RefusedError, match=f"tokenizer has {vocab} tokens, the model 500"):
         check_checkpoint(replace(small, tokenizer=tiny.tokenizer(vocab)))
+
+
+def test_all_reasons_are_told_before_the_weights_are_read(directory: Path) -> None:
+    edit(directory / "config.json", lambda c: c.update(attention_bias=True, mlp_bias=True))
+    edit(directory / "tokenizer.json", lambda t: t["model"].update(dropout=0.5, unk_token="<|endoftext|>"))
+    (directory / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(RefusedError) as error:
+        load_checkpoint(directory)
+    for word in ("attention_bias", "mlp_bias", "dropout", "unk_token"):
+        assert word in str(error.value)
+    assert "damaged" not in str(error.value)
+
+
+def test_vocabularies_are_fitted(small: Checkpoint) -> None:
+    fewer = tiny.tokenizer(490)
+    fitted = fit_vocabulary(replace(small, tokenizer=fewer))
+    check_checkpoint(fitted)
+    embedding = small.tensors["model.embed_tokens.weight"]
+    assert np.array_equal(fitted.tensors["model.embed_tokens.weight"], embedding[:490])
+    spec = small.tokenizer
+    more = replace(spec, tokens=[*spec.tokens, "<image>"], special_ids=[*spec.special_ids, 500])
+    assert fit_vocabulary(replace(small, tokenizer=more)).tokenizer == spec
+    needed = replace(more, eos_ids=[500])
+    with pytest.raises(RefusedError, match="501 tokens, the model 500"):
+        check_checkpoint(fit_vocabulary(replace(small, tokenizer=needed)))
+
+
+@pytest.mark.parametrize("name", ["llama-bpe", "qwen2"])
+def test_gguf_pre_tokenizers(tmp_path: Path, small: Checkpoint, name: str) -> None:
+    types = [3, 3, 3, *[1] * 496, 4]
+    # What is cut out of texts is no part of a merge.
+    merges = [" ".join(m) for m in small.tokenizer.merges if "".join(m) != small.tokenizer.tokens[-1]]
+    metadata = {
+        "tokenizer.ggml.pre": name,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.tokens": [*small.tokenizer.tokens[:-1], "<think>"],
+        "tokenizer.ggml.merges": merges,
+    }
+    spec = load_checkpoint(save_gguf(small, tmp_path / "t.gguf", metadata=metadata)).tokenizer
+    expected = {"llama-bpe": ("llama3", True, False), "qwen2": ("qwen2", False, True)}
+    assert (spec.pre_tokenizer, spec.whole_words, spec.nfc) == expected[name]
+    assert (spec.added_ids, spec.adds_bos) == ([499], False)
+
+
+def test_gguf_scores_give_the_merges_of_hugging_face(tmp_path: Path, small: Checkpoint) -> None:
+    """Ranks follow scores; equal to llama2's own tokenizer.json is checked in test_tokenizer.py."""
+    words = ["▁", "a", "b", "ab", "▁a", "▁ab", "ba"]
+    tokens = ["<unk>", "<s>", "</s>", *BYTE_TOKENS, *words]
+    tokens += [f"x{i}" for i in range(500 - len(tokens))]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (500 - 259)],
+        "tokenizer.ggml.scores": [0.0] * 262 + [-1.0, -3.0, -2.0, -4.0] + [-9.0] * (500 - 266),
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.eot_token_id": None,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    spec = load_checkpoint(save_gguf(small, tmp_path / "t.gguf", metadata=metadata)).tokenizer
+    assert spec.merges == [("a", "b"), ("▁", "ab"), ("▁a", "b"), ("▁", "a"), ("b", "a")]
+    assert (spec.pre_tokenizer, spec.special_ids, spec.adds_bos) == ("spaces-prefix", [0, 1, 2], True)
 
 
 # ---- tokenizers ----
@@ -470,6 +533,8 @@ def test_added_tokens_outside_the_vocabulary(directory: Path, small: Checkpoint)
         ({"mlp_bias": True}, "mlp_bias"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"auto_map": {"AutoModel": "modeling.Other"}}, "auto_map"),
+        ({"architectures": ["OtherForCausalLM"]}, "architectures .*OtherForCausalLM"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE scaling .*linear"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "RoPE scaling .*llama3"),
         ({"rope_scaling": "linear"}, "RoPE scaling"),
@@ -483,6 +548,7 @@ def test_added_tokens_outside_the_vocabulary(directory: Path, small: Checkpoint)
         ({"num_hidden_layers": 3}, r"model\.layers\.2\..* is missing"),
         ({"num_hidden_layers": 1}, r"model\.layers\.1\..* is none of"),
         ({"intermediate_size": 300}, "not a multiple of 32"),
+        ({"vocab_size": 499}, "tokenizer has 500 tokens, the model 499"),
         ({"vocab_size": 512}, "tokenizer has 500 tokens, the model 512"),
         ({"eos_token_id": "2"}, "eos_token_id '2' is no token id"),
     ],
@@ -497,7 +563,7 @@ def test_refused_configs(directory: Path, change: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.update(normalizer={"type": "NFC"}), "normalizer"),
+        (lambda t: t.update(normalizer={"type": "Lowercase"}), "normalizer"),
         (lambda t: t.update(post_processor={"type": "TemplateProcessing"}), "post-processor"),
         (lambda t: t.update(decoder={"type": "Metaspace"}), "decoder"),
         (lambda t: t.update(pre_tokenizer=None), "pre_tokenizer null"),
@@ -507,7 +573,6 @@ def test_refused_configs(directory: Path, change: dict[str, Any], message: str) 
         (lambda t: t["pre_tokenizer"]["pretokenizers"][1].update(use_regex=False), "pre_tokenizer"),
         (lambda t: t["model"].update(type="Unigram"), "BPE"),
         (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
-        (lambda t: t["model"].update(ignore_merges=True), "ignore_merges"),
         (lambda t: t["model"].update(unk_token="<|endoftext|>"), "unk_token"),
         (lambda t: t["model"].update(dropout=0.1), "dropout"),
         (lambda t: t["model"].update(merges=["a b c"]), "merge 0 'a b c'"),
@@ -517,8 +582,11 @@ def test_refused_configs(directory: Path, change: dict[str, Any], message: str) 
         (lambda t: t["model"]["vocab"].update({"Ġt": 999}), "not 0 to 499, each once"),
         (lambda t: t["model"]["vocab"].update({"Ġt": [1]}), "not 0 to 499, each once"),
         (
-            lambda t: t["added_tokens"][0].update(special=False),
-            "'<|endoftext|>' is not special".replace("|", r"\|"),
+            lambda t: (
+                t.update(normalizer={"type": "NFC"}),
+                t["added_tokens"][0].update(special=False, normalized=True),
+            ),
+            "'<|endoftext|>' is looked for in normalized text".replace("|", r"\|"),
         ),
         (lambda t: t["added_tokens"][0].update(id=5), "has id 5, but 0"),
         (lambda t: t["added_tokens"].append("x"), "no content"),
@@ -840,12 +908,13 @@ def test_gguf_q4_1_by_its_definition(tmp_path: Path, small: Checkpoint) -> None:
         ({"llama.attention.head_count": 0}, "heads is 0"),
         ({"llama.feed_forward_length": 300}, "not a multiple of 32"),
         ({"llama.vocab_size": 501}, "tokenizer has 500 tokens, the model 501"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer 'llama'"),
-        ({"tokenizer.ggml.pre": "llama-bpe"}, "pre-tokenizer 'llama-bpe'"),
+        ({"tokenizer.ggml.model": "llama"}, "scores is missing"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer 't5'"),
+        ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken'"),
         ({"tokenizer.ggml.pre": None}, r"tokenizer\.ggml\.pre is missing"),
-        ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token is set"),
+        ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token is set"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "2 token types for 500 tokens"),
-        ({"tokenizer.ggml.token_type": [4] * 500}, "token 0 .* is of type 4"),
+        ({"tokenizer.ggml.token_type": [5] * 500}, "token 0 .* is of type 5"),
         ({"tokenizer.ggml.merges": ["ab"]}, "merge 0 'ab'"),
         ({"tokenizer.ggml.merges": [1]}, "no array of strings"),
         ({"tokenizer.ggml.eos_token_id": 500}, "id 500 is outside"),

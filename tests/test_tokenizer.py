@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import itertools
+import json
 import random
 import re
 import struct
@@ -23,10 +24,13 @@ from hypothesis import strategies as st
 from mxdraft.bundle.chat import chat_pieces, chat_section
 from mxdraft.bundle.tokenizer import read_tokenizer, tokenizer_section
 from mxdraft.checkpoint import BYTE_ALPHABET, PreTokenizer, TokenizerSpec, tokenizer_json
+from mxdraft.checkpoint.huggingface import tokenizer_spec
+from mxdraft.checkpoint.tokenizer import BYTE_TOKENS, SPACE_MARK
 from mxdraft.errors import BundleError, RefusedError
 from tokenizers import Tokenizer as HuggingFace
 
-PRE_TOKENIZERS: list[PreTokenizer] = ["gpt2", "smollm"]
+PRE_TOKENIZERS: list[PreTokenizer] = ["gpt2", "smollm", "llama3", "qwen2"]
+MARKED: list[PreTokenizer] = ["spaces", "spaces-prefix", "spaces-first"]
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 FRAGMENTS = [
     *(
@@ -141,6 +145,32 @@ FRAGMENTS = [
         "\u00ad",
     ),
     *("\U00040000", "\U000e0041", "\U0010ffff", "\ufffd", "\ue000"),
+    *(
+        "'S",
+        "'LL",
+        "'Re",
+        "'\u017f",
+        "1234567",
+        "  \r\n\n x",
+        "\n\n\n\n",
+        "<tool>",
+        "</tool>",
+        "<tool",
+        "[x]",
+        "\t\t\t",
+    ),
+    *(
+        "▁",
+        "▁▁",
+        "▁▁▁ ",
+        "<0x0A>",
+        "\u0958",
+        "q\u0323\u0307",
+        "q\u0307\u0323",
+        "\u1100\u1161\u11a8",
+        "각\u11a8",
+    ),
+    *("\u212b", "\u0344", "\uf900", "\u0301\u0327\u0301", "\u0b47\u0300\u0b3e", "\u1112\u1175"),
 ]
 
 
@@ -178,6 +208,44 @@ def assert_same_ids(spec: TokenizerSpec, texts: list[str]) -> None:
         assert ours.decode(ids) == bytes(b for b in raw if b in covered), repr(text)
 
 
+def with_everything(pre_tokenizer: PreTokenizer) -> TokenizerSpec:
+    """A byte-level tokenizer with form C, whole words, added tokens and BOS."""
+    spec = tiny.tokenizer(pre_tokenizer=pre_tokenizer)
+    # No merge makes these.
+    words = [w for w in ("Ġboats", "clockwork", "12345") if w not in spec.tokens]
+    added = ["<tool>", "</tool>", "<tool", "\n\n\n"]
+    count = len(spec.tokens) + len(words)
+    return dataclasses.replace(
+        spec,
+        tokens=[*spec.tokens, *words, *added],
+        added_ids=[*range(count, count + len(added))],
+        whole_words=True,
+        nfc=True,
+        adds_bos=True,
+    )
+
+
+def marked_spec(pre_tokenizer: PreTokenizer) -> TokenizerSpec:
+    """SentencePiece's kind: characters, byte tokens, merges learned over them, added tokens."""
+    special, added = ["<unk>", "<s>", "</s>"], ["<tool>", "\n\n", "\n", "▁▁▁", "[x]"]
+    text = tiny.CORPUS.replace(" ", SPACE_MARK) + SPACE_MARK * 4
+    characters = sorted({*text, "é", "漢", "'"} - {"\n"})
+    words = re.findall("▁*[^▁]*", text)
+    pairs = [(w[:k], w[k:]) for w in words for k in range(1, min(len(w), 5))]
+    merges: list[tuple[str, str]] = [(SPACE_MARK, SPACE_MARK), (SPACE_MARK * 2, SPACE_MARK)]
+    known = {*characters, *(a + b for a, b in merges)}
+    for _ in range(3):
+        for a, b in pairs:
+            if a in known and b[:1] in known and (a, b[:1]) not in merges:
+                merges.append((a, b[:1]))
+                known.add(a + b[:1])
+    tokens = list(dict.fromkeys([*special, *added, *BYTE_TOKENS, *characters, *(a + b for a, b in merges)]))
+    ids = {token: i for i, token in enumerate(tokens)}
+    return TokenizerSpec(
+        tokens, merges, [0, 1, 2], 1, [2], pre_tokenizer, None, [ids[t] for t in added], adds_bos=True
+    )
+
+
 # ---- ids ----
 
 
@@ -190,6 +258,62 @@ def test_ten_thousand_strings_on_smollm2() -> None:
     spec, _ = textlib.smollm2()
     assert_same_ids(spec, [tiny.CORPUS, *generated_strings(10_000)])
     assert read_tokenizer(tokenizer_section(spec), len(spec.tokens)) == spec
+
+
+@pytest.mark.parametrize("pre_tokenizer", [*PRE_TOKENIZERS, *MARKED])
+def test_ten_thousand_strings_with_everything(pre_tokenizer: PreTokenizer) -> None:
+    marked = pre_tokenizer in MARKED
+    spec = marked_spec(pre_tokenizer) if marked else with_everything(pre_tokenizer)
+    section = tokenizer_section(spec)
+    assert read_tokenizer(section, len(spec.tokens)) == spec
+    ours, reference = textlib.Tokenizer(section, len(spec.tokens)), huggingface(spec)
+    used: set[int] = set()
+    for text in ["", " ", "Ġboats", "clockwork 12345 boats", tiny.CORPUS, *generated_strings(10_000)]:
+        raw = text.encode("utf-8")
+        ids = ours.encode(raw, cap=3 * len(raw) + 2)
+        assert ids == reference.encode(text).ids, repr(text)
+        used |= {*ids}
+    assert used >= {*spec.added_ids}
+    textlib.assert_readers_agree(section, len(spec.tokens), textlib.Tokenizer, read_tokenizer, 1500, 64)
+
+
+def test_normalizing_marks_takes_no_quadratic_time() -> None:
+    spec = dataclasses.replace(tiny.tokenizer(), nfc=True)
+    assert_same_nfc(spec, "a" + "\u0301\u0327" * 100_000)
+    for c in range(0x300, 0x3400):
+        assert_same_nfc(spec, f"a{chr(c)}\u0345\u0334{chr(c)}\u0301{chr(c)}e\u0301")
+
+
+def assert_same_nfc(spec: TokenizerSpec, text: str) -> None:
+    ours, reference = nfc_pair(spec.pre_tokenizer)
+    raw = text.encode("utf-8")
+    assert ours.decode(ours.encode(raw, cap=3 * len(raw))) == bytes(
+        b for b in reference.normalizer.normalize_str(text).encode("utf-8")
+    ), repr(text)
+
+
+@cache
+def nfc_pair(pre_tokenizer: PreTokenizer) -> tuple[textlib.Tokenizer, HuggingFace]:
+    spec = dataclasses.replace(tiny.tokenizer(pre_tokenizer=pre_tokenizer), nfc=True)
+    return runtime(spec), huggingface(spec)
+
+
+REAL = ["qwen3", "qwen2_5", "llama3_2", "llama2", "gemma3"]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_tokenizers(name: str) -> None:
+    """Files that tests/fetch_tokenizers.sh fetched; their licences keep them out of the repository."""
+    path = textlib.WEIGHTS.parent / "tokenizers" / f"{name}.json"
+    if not path.exists():
+        pytest.skip("run tests/fetch_tokenizers.sh")
+    document = path.read_text(encoding="utf-8")
+    spec = tokenizer_spec(json.loads(document))
+    ours, reference = runtime(spec), HuggingFace.from_str(document)
+    reference.encode_special_tokens = True
+    for text in generated_strings(10_000):
+        raw = text.encode("utf-8")
+        assert ours.encode(raw, cap=3 * len(raw) + 2) == reference.encode(text).ids, repr(text)
 
 
 @cache
@@ -434,12 +558,16 @@ def lies() -> dict[str, bytes]:
         "one merge fewer": with_words({1: MERGES - 1}),
         "huge merge count": with_words({1: 0xFFFFFFFF}),
         "unknown pre-tokenizer 0": with_words({2: 0}),
-        "unknown pre-tokenizer 3": with_words({2: 3}),
+        "unknown pre-tokenizer 8": with_words({2: 8}),
+        "byte of marked spaces without a token": with_words({2: 5}),
         "bos outside": with_words({3: VOCAB}),
         "end token count": with_words({4: 0xFFFFFFFF}),
         "control token count": with_words({5: 0x40000000}),
         "text length": with_words({6: word(6) + 1}),
-        **{f"reserved {i}": with_words({i: 1}) for i in range(7, 16)},
+        **{f"reserved {i}": with_words({i: 1}) for i in range(10, 16)},
+        "unknown flag": with_words({7: 8}),
+        "added tokens that are not there": with_words({8: 1}),
+        "tokens by text that are not there": with_words({9: 1}),
         "byte token outside": with_words({BYTE_TOKEN + 65: VOCAB}),
         "byte token of another byte": with_words({BYTE_TOKEN + 65: word(BYTE_TOKEN + 66)}),
         "byte token of two bytes": with_words({BYTE_TOKEN + 65: word(MERGE + 2)}),

@@ -23,8 +23,9 @@ from mxdraft.errors import BundleError
 from mxdraft.files import default_cache
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
-SOURCES = [RUNTIME / "src" / name for name in ("tokenizer.c", "chat.c", "utf8.c", "status.c")]
-HEADERS = [RUNTIME / "src" / name for name in ("tokenizer.h", "chat.h", "utf8.h")]
+TEXT_FILES = ["tokenizer", "tokenizer_section", "pretoken", "nfc", "chat", "utf8", "status"]
+SOURCES = [RUNTIME / "src" / f"{name}.c" for name in TEXT_FILES]
+HEADERS = [RUNTIME / "src" / name for name in ("pretoken.h", "tokenizer.h", "chat.h", "utf8.h")]
 CC = shlex.split(os.environ.get("CC", "cc"))
 FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
 

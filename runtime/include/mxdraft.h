@@ -336,7 +336,8 @@ mxd_status mxd_model_open(const char *path, mxd_model **out, mxd_error *err);
 void mxd_model_close(mxd_model **model);
 void mxd_model_get_info(const mxd_model *model, mxd_model_info *out);
 
-/* Encode text[len] as plain text, which never makes special tokens. Write up to `cap` ids, and to *n how many there
+/* Encode text[len] as plain text, which never makes special tokens but the first one, where the model's tokenizer puts one
+ * before every text. Write up to `cap` ids, and to *n how many there
  * are; MXD_ERR_BUFFER if that is more. Bytes that are not UTF-8 are encoded one by one (BUNDLE.md, tokenizer). */
 mxd_status mxd_encode(const mxd_model *model, const char *text, size_t len, uint32_t *ids, size_t cap, size_t *n,
                       mxd_error *err);

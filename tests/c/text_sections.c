@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
         if (!mxd_tokenizer_init(&tokenizer, tokenizer_data, len, vocab, &err)) {
             tokenizers++;
             if (mxd_tokenizer_encode(&tokenizer, TEXT, sizeof TEXT - 1, ids, 512, &n, &err)) return 1;
-            for (size_t i = 0; i < n; i++)
+            for (size_t i = tokenizer.adds_bos; i < n; i++)
                 if (ids[i] >= vocab || mxd_tokenizer_is_special(&tokenizer, ids[i])) return 1;
             for (uint32_t id = 0; id < vocab; id++) {
                 size_t bytes;

@@ -2,8 +2,9 @@
 """Jinja chat templates as pieces, and the bundle's ``chat`` section (runtime/BUNDLE.md, runtime/src/chat.c).
 
 A device has no Jinja. What it can do is write, for each message, a prefix, the content and a suffix that
-depend on the role alone. So the pieces are read off a few rendered conversations, and a template is accepted
-only if they give Jinja's text on a large set of others; everything else is refused, never approximated.
+depend on the role alone, and follow a few rules (``ChatPieces``). So pieces and rules are read off a few
+rendered conversations, and a template is accepted only if they give Jinja's text on a large set of others;
+everything else is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Self
 
@@ -28,9 +29,12 @@ Piece = tuple[int | str, ...]  # control token ids and text, in order
 Conversation = Sequence[tuple[str, str]]  # role, content
 
 ROLES = ("system", "user", "assistant")  # asked for; a template may lack the first
+_THOUGHT_END = "</think>"
 NO_TOKEN = 0xFFFFFFFF
 ROLE_BYTES = 16
-_HEADER = struct.Struct("<4I")  # roles, segments, bytes of text, reserved
+_HEADER = struct.Struct("<4I")  # roles, segments, bytes of text, rules
+# Rules: the low 16 bits say whose contents are trimmed.
+_FOLDS_SYSTEM, _SYSTEM_FIRST, _ALTERNATES, _CUTS_THOUGHTS, _ASKS = (1 << bit for bit in range(16, 21))
 _FIXED_PIECES = 3  # opening, default_system, generation
 _MAX_ROLES = 16
 _MAX_SEGMENTS = 1 << 16
@@ -61,12 +65,56 @@ class ChatPieces:
     A conversation is ``opening``, then ``default_system`` unless the first message's role is ``system``, then
     for each message its role's prefix, the content and the role's suffix, then, to let the model answer,
     ``generation``. Text on both sides of a seam is encoded together; control tokens separate.
+
+    Rules: ``trims``, roles whose contents lose white space at both ends; ``folds_system``, a system message
+    (prefix, content, suffix) goes between the first user's prefix and content; ``cuts_thoughts``, of an
+    assistant's content only what follows the last ``</think>`` and its line feeds. Conversations that the
+    template refuses, or writes in another way, are refused: ``system_first``, a system message anywhere but
+    in front; ``alternates``, any order but user and assistant in turns after it; ``asks``, what does not end
+    with the user's message and the opening of an answer.
     """
 
     opening: Piece
     default_system: Piece
     generation: Piece
     roles: Mapping[str, tuple[Piece, Piece]]
+    trims: frozenset[str] = frozenset()
+    folds_system: bool = False
+    system_first: bool = False
+    alternates: bool = False
+    cuts_thoughts: bool = False
+    asks: bool = False
+
+    def takes(self, order: Sequence[str], generation: bool) -> bool:
+        """Whether the rules allow messages of these roles."""
+        turns = order[1:] if self.system_first and order[0] == "system" else order
+        if self.system_first and "system" in turns:
+            return False
+        if self.folds_system and len(turns) < len(order) and turns[:1] != ("user",):
+            return False
+        if self.alternates and (
+            not turns or any(role != ("user", "assistant")[i % 2] for i, role in enumerate(turns))
+        ):
+            return False
+        return not self.asks or (generation and order[-1] == "user")
+
+    def content(self, role: str, text: str) -> str:
+        """What is written of a message's content."""
+        if self.cuts_thoughts and role == "assistant" and _THOUGHT_END in text:
+            text = text.split(_THOUGHT_END)[-1].lstrip("\n")
+        return text.strip() if role in self.trims else text
+
+    def rules(self) -> int:
+        """The rules as the section has them."""
+        trims = sum(1 << i for i, role in enumerate(self.roles) if role in self.trims)
+        flags = (
+            (self.folds_system, _FOLDS_SYSTEM),
+            (self.system_first, _SYSTEM_FIRST),
+            (self.alternates, _ALTERNATES),
+            (self.cuts_thoughts, _CUTS_THOUGHTS),
+            (self.asks, _ASKS),
+        )
+        return trims + sum(bit for rule, bit in flags if rule)
 
     def in_order(self) -> list[Piece]:
         """All pieces as the section has them."""
@@ -76,9 +124,9 @@ class ChatPieces:
 def chat_pieces(template: str, tokenizer: TokenizerSpec) -> ChatPieces:
     """Turn a Jinja chat template into pieces that give the same text.
 
-    Raises RefusedError, with the conversation that differs, for a template that no pieces can express: one
-    that changes contents, looks at a message's index or neighbours, refuses some order of roles, asks for the
-    date, or takes much memory or time.
+    Raises RefusedError, with the conversation that differs, for a template that pieces and rules cannot
+    express: one that changes contents in other ways, looks at a message's index or neighbours, or takes much
+    memory or time. A template that asks for the date gets ``chat_sandbox.DATE``.
     """
     bos, eos = tokenizer.bos_id, tokenizer.eos_token
     names = {i: tokenizer.tokens[i] for i in tokenizer.special_ids}
@@ -102,26 +150,74 @@ def _pieces(
 ) -> ChatPieces:
     """``names``: id and name of each control token; ``variables`` that the template may read."""
     with _Renderer(template, dict(variables)) as render:
-        has_system = render.accepts([("system", "x")]) or render.accepts([("system", "x"), ("user", "y")])
-        roles = [role for role in ROLES if role != "system" or has_system]
-
-        around = {role: render.around("user", role) for role in roles}
-        suffix = {role: behind for role, (_, _, behind) in around.items()}
-        prefix = {role: _cut(suffix["user"], between, "") for role, (_, between, _) in around.items()}
-        start = _cut("", around["user"][0], prefix["user"])
-        opening = _cut("", render.around("system", "user")[0], prefix["system"]) if has_system else start
-        asked = [("user", "x")]
-        generation = _cut(render(asked), render(asked, generation=True), "")
-
         split = _Splitter(dict(names))
-        pieces = ChatPieces(
-            opening=split(opening),
-            default_system=split(_cut(opening, start, "")),
-            generation=split(generation),
-            roles={role: (split(prefix[role]), split(suffix[role])) for role in roles},
-        )
-        _prove(pieces, dict(names), render)
-        return pieces
+        try:
+            pieces = _free_pieces(render, split)
+            _prove(pieces, dict(names), render)
+            return pieces
+        except RefusedError as error:
+            reason = error
+        # What is said of a template that rules cannot express either is why it needs them.
+        with contextlib.suppress(RefusedError):
+            strict = _strict_pieces(render, split)
+            for cuts, asks in itertools.product((False, True), repeat=2):
+                pieces = replace(strict, cuts_thoughts=cuts, asks=asks)
+                with contextlib.suppress(RefusedError):
+                    _prove(pieces, dict(names), render)
+                    return pieces
+        raise reason
+
+
+def _free_pieces(render: _Renderer, split: _Splitter) -> ChatPieces:
+    """Pieces of a template that takes messages in any order."""
+    has_system = render.accepts([("system", "x")]) or render.accepts([("system", "x"), ("user", "y")])
+    roles = [role for role in ROLES if role != "system" or has_system]
+
+    around = {role: render.around("user", role) for role in roles}
+    suffix = {role: behind for role, (_, _, behind) in around.items()}
+    prefix = {role: _cut(suffix["user"], between, "") for role, (_, between, _) in around.items()}
+    start = _cut("", around["user"][0], prefix["user"])
+    opening = _cut("", render.around("system", "user")[0], prefix["system"]) if has_system else start
+    asked = [("user", "x")]
+    generation = _cut(render(asked), render(asked, generation=True), "")
+    return ChatPieces(
+        opening=split(opening),
+        default_system=split(_cut(opening, start, "")),
+        generation=split(generation),
+        roles={role: (split(prefix[role]), split(suffix[role])) for role in roles},
+        trims=render.trimmed(roles),
+    )
+
+
+def _strict_pieces(render: _Renderer, split: _Splitter) -> ChatPieces:
+    """Pieces of a template that takes a system message in front only, and perhaps turns only."""
+    start, after_user, after_answer, _ = render.parts(("user", "assistant", "user"), generation=True)
+    user_suffix = render.parts(("user",))[-1]
+    answer_suffix = render.parts(("user", "assistant"))[-1]
+    user_prefix = _cut(answer_suffix, after_answer, "")
+    default = _cut("", start, user_prefix)
+    generation = _cut(user_suffix, render.parts(("user",), generation=True)[-1], "")
+    roles = {
+        "user": (split(user_prefix), split(user_suffix)),
+        "assistant": (split(_cut(user_suffix, after_user, "")), split(answer_suffix)),
+    }
+    has_system = render.accepts([("system", "x"), ("user", "y")])
+    folds = False
+    if has_system:
+        before, between, _ = render.parts(("system", "user"))
+        folds = before == start and not between.endswith(user_prefix)
+        system = ("", between) if folds else (before, _cut("", between, user_prefix))
+        roles = {"system": (split(system[0]), split(system[1])), **roles}
+    return ChatPieces(
+        opening=split(default if folds else ""),
+        default_system=split("" if folds else default),
+        generation=split(generation),
+        roles=roles,
+        trims=render.trimmed(list(roles)),
+        folds_system=folds,
+        system_first=True,
+        alternates=not render.accepts([("user", "x"), ("user", "y")]),
+    )
 
 
 def chat_section(pieces: ChatPieces) -> bytes:
@@ -137,7 +233,7 @@ def chat_section(pieces: ChatPieces) -> bytes:
         raise RefusedError(f"chat template: {len(segments)} segments of {len(text)} bytes are too many")
     return b"".join(
         (
-            _HEADER.pack(len(pieces.roles), len(segments), len(text), 0),
+            _HEADER.pack(len(pieces.roles), len(segments), len(text), pieces.rules()),
             *(role.encode("ascii").ljust(ROLE_BYTES, b"\0") for role in pieces.roles),
             struct.pack(f"<{len(piece_ends)}I", *piece_ends),
             *(struct.pack("<2I", *segment) for segment in segments),
@@ -149,10 +245,11 @@ def chat_section(pieces: ChatPieces) -> bytes:
 def read_chat(data: bytes, vocab: int) -> ChatPieces:
     """The pieces in a section. Raises BundleError CHAT where the C reader does."""
     _check(len(data) >= _HEADER.size, "it is shorter than its header")
-    role_count, segment_count, text_bytes, reserved = _HEADER.unpack_from(data)
+    role_count, segment_count, text_bytes, rules = _HEADER.unpack_from(data)
     counts_ok = 1 <= role_count <= _MAX_ROLES and segment_count <= _MAX_SEGMENTS and text_bytes <= _MAX_TEXT
     _check(counts_ok, "impossible count")
-    _check(reserved == 0, "reserved bytes are not zero")
+    known_rules = (1 << role_count) - 1 | _FOLDS_SYSTEM | _SYSTEM_FIRST | _ALTERNATES | _CUTS_THOUGHTS | _ASKS
+    _check(rules & ~known_rules == 0, f"unknown rules {rules:#x}")
     piece_count = _FIXED_PIECES + 2 * role_count
     layout = struct.Struct(
         f"<{_HEADER.size}x{f'{ROLE_BYTES}s' * role_count}{piece_count + 2 * segment_count}I"
@@ -179,7 +276,21 @@ def read_chat(data: bytes, vocab: int) -> ChatPieces:
     pieces = [tuple(segments[a:b]) for a, b in itertools.pairwise([0, *piece_ends])]
     affixes = zip(pieces[_FIXED_PIECES::2], pieces[_FIXED_PIECES + 1 :: 2], strict=True)
     roles = [name.rstrip(b"\0").decode("ascii") for name in names]
-    return ChatPieces(pieces[0], pieces[1], pieces[2], dict(zip(roles, affixes, strict=True)))
+    folds = bool(rules & _FOLDS_SYSTEM)
+    foldable = {"system", "user"} <= set(roles) and rules & _SYSTEM_FIRST
+    _check(not folds or bool(foldable), "there is no system message to fold")
+    return ChatPieces(
+        pieces[0],
+        pieces[1],
+        pieces[2],
+        dict(zip(roles, affixes, strict=True)),
+        trims=frozenset(role for i, role in enumerate(roles) if rules >> i & 1),
+        folds_system=folds,
+        system_first=bool(rules & _SYSTEM_FIRST),
+        alternates=bool(rules & _ALTERNATES),
+        cuts_thoughts=bool(rules & _CUTS_THOUGHTS),
+        asks=bool(rules & _ASKS),
+    )
 
 
 class _Renderer:
@@ -242,11 +353,26 @@ class _Renderer:
 
     def around(self, first: str, second: str) -> tuple[str, str, str]:
         """Return what is written before, between and after the contents of two messages with these roles."""
-        text = self([(first, "\ue000"), (second, "\ue001")])  # private use: no template writes them
-        parts = re.split("[\ue000\ue001]", text)
-        if len(parts) != 3:
+        before, between, after = self.parts((first, second))
+        return before, between, after
+
+    def parts(self, order: Sequence[str], generation: bool = False) -> list[str]:
+        """Return what is written before, between and after the contents of messages with these roles."""
+        marks = [chr(0xE000 + i) for i in range(len(order))]  # private use: no template writes them
+        text = self(list(zip(order, marks, strict=True)), generation)
+        if re.findall("[\ue000-\ue00f]", text) != marks:
             raise RefusedError(f"chat template: it writes {text!r:.500}, where each content must appear once")
-        return parts[0], parts[1], parts[2]
+        return re.split("[\ue000-\ue00f]", text)
+
+    def trimmed(self, roles: Sequence[str]) -> frozenset[str]:
+        """Return those whose contents lose white space at their ends."""
+        padded, found = " \ue000\t", set()
+        for role in roles:
+            before = [("user", "x")] if role == "assistant" else []
+            after = [("user", "y")] if role == "system" else []
+            if padded not in self([*before, (role, padded), *after]):
+                found.add(role)
+        return frozenset(found)
 
     def accepts(self, conversation: Conversation) -> bool:
         try:
@@ -280,7 +406,8 @@ def _cut(prefix: str, text: str, suffix: str) -> str:
 
 def _conversations(roles: Sequence[str]) -> Iterator[Conversation]:
     orders = [order for n in (1, 2, 3) for order in itertools.product(roles, repeat=n)]
-    orders += [(*first, *("user", "assistant") * 4) for first in ((), *((role,) for role in roles))]
+    long = ("user", "assistant") * 4
+    orders += [(*first, *long, *last) for first in ((), *((r,) for r in roles)) for last in ((), ("user",))]
     for order in orders:
         for shift in range(len(_CONTENTS)):
             contents = itertools.islice(itertools.cycle(_CONTENTS), shift, None)
@@ -294,13 +421,22 @@ def _prove(pieces: ChatPieces, names: Mapping[int, str], render: _Renderer) -> N
         return "".join(part if isinstance(part, str) else names[part] for part in piece)
 
     for conversation in _conversations(list(pieces.roles)):
+        order = tuple(role for role, _ in conversation)
         ours = text(pieces.opening)
-        if conversation[0][0] != "system":
+        if order[0] != "system":
             ours += text(pieces.default_system)
-        for role, content in conversation:
-            prefix, suffix = pieces.roles[role]
-            ours += text(prefix) + content + text(suffix)
+        folded = ""
+        for i, (role, content) in enumerate(conversation):
+            prefix, suffix = map(text, pieces.roles[role])
+            content = pieces.content(role, content)
+            if pieces.folds_system and i == 0 and role == "system":
+                folded = prefix + content + suffix
+                continue
+            ours += prefix + folded + content + suffix
+            folded = ""
         for generation in (False, True):
+            if not pieces.takes(order, generation):
+                continue
             expected = render(conversation, generation)
             if expected != ours + (text(pieces.generation) if generation else ""):
                 raise RefusedError(

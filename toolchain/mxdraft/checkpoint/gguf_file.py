@@ -20,7 +20,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config
+from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config, fit_vocabulary
 from mxdraft.checkpoint.tokenizer import PreTokenizer, TokenizerSpec
 from mxdraft.errors import RefusedError
 from mxdraft.files import as_text, open_regular, parsing
@@ -60,8 +60,13 @@ _LAYER_NAMES = {
 
 _MAX_HEADER = 64 << 20  # bytes; as Python objects they take up to nine times as many
 
-_PRE_TOKENIZERS: dict[str, PreTokenizer] = {"gpt-2": "gpt2", "smollm": "smollm"}
-_TOKEN_NORMAL, _TOKEN_CONTROL = 1, 3
+_PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "gpt-2": "gpt2",
+    "smollm": "smollm",
+    "llama-bpe": "llama3",
+    "qwen2": "qwen2",
+}
+_TOKEN_NORMAL, _TOKEN_UNKNOWN, _TOKEN_CONTROL, _TOKEN_USER, _TOKEN_UNUSED, _TOKEN_BYTE = range(1, 7)
 
 # Every llama.* setting that is understood; those with a value must have it, for another one would change the
 # arithmetic. Unknown settings are refused for the same reason.
@@ -103,6 +108,7 @@ def load_gguf(path: Path) -> Checkpoint:
             source=f"{_optional(metadata, 'general.name', str) or 'unnamed model'} ({as_text(path.name)})",
             source_sha256=sha256,
         )
+        checkpoint = fit_vocabulary(checkpoint)
         check_checkpoint(checkpoint)
         return checkpoint
 
@@ -287,44 +293,99 @@ def _tensor(data: mmap.mmap, base: int, info: _TensorInfo, config: ModelConfig) 
 
 def _tokenizer(metadata: dict[str, Any]) -> TokenizerSpec:
     model = _required(metadata, "tokenizer.ggml.model", str)
-    pre = _required(metadata, "tokenizer.ggml.pre", str)
-    if model != "gpt2" or pre not in _PRE_TOKENIZERS:
-        raise RefusedError(
-            f"tokenizer {model!r} with pre-tokenizer {pre!r} is not supported; only 'gpt2' (byte-level BPE) "
-            f"with one of {', '.join(_PRE_TOKENIZERS)} is"
-        )
-    for key in (
-        "tokenizer.ggml.add_bos_token",
-        "tokenizer.ggml.add_eos_token",
-        "tokenizer.ggml.add_space_prefix",
-    ):
-        if _optional(metadata, key, bool):
-            raise RefusedError(f"{key} is set; mxdraft adds nothing to plain text")
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     types = _required(metadata, "tokenizer.ggml.token_type", list)
     if len(types) != len(tokens):
         raise RefusedError(f"tokenizer: {len(types)} token types for {len(tokens)} tokens")
+    if model == "llama":
+        pre_tokenizer: PreTokenizer = "spaces-prefix"
+        if _optional(metadata, "tokenizer.ggml.add_space_prefix", bool) is False:
+            pre_tokenizer = "spaces"
+        merges = _merges_of_scores(metadata, tokens)
+        known: tuple[int, ...] = (
+            _TOKEN_NORMAL,
+            _TOKEN_UNKNOWN,
+            _TOKEN_CONTROL,
+            _TOKEN_USER,
+            _TOKEN_UNUSED,
+            _TOKEN_BYTE,
+        )
+    else:
+        pre_tokenizer = _byte_level(metadata, model)
+        merges = _merges(metadata)
+        known = (_TOKEN_NORMAL, _TOKEN_CONTROL, _TOKEN_USER)
     for i, kind in enumerate(types):
-        if kind not in (_TOKEN_NORMAL, _TOKEN_CONTROL):
-            raise RefusedError(f"tokenizer: token {i} {tokens[i]!r} is of type {kind}, not normal or control")
-    merges: list[tuple[str, str]] = []
-    for rank, merge in enumerate(_strings(metadata, "tokenizer.ggml.merges")):
-        left, _, right = merge.partition(" ")
-        if not left or not right:
-            raise RefusedError(f"tokenizer: merge {rank} {merge!r} is not two tokens")
-        merges.append((left, right))
+        if kind not in known:
+            raise RefusedError(
+                f"tokenizer: token {i} {tokens[i]!r} is of type {kind}, which is not supported"
+            )
+    if _optional(metadata, "tokenizer.ggml.add_eos_token", bool):
+        raise RefusedError("tokenizer.ggml.add_eos_token is set; mxdraft adds nothing after a text")
+
+    control = (_TOKEN_CONTROL, _TOKEN_UNKNOWN)
     eos_id, *others = (
         _optional(metadata, f"tokenizer.ggml.{kind}_token_id", int) for kind in ("eos", "eot", "eom")
     )
     spec = TokenizerSpec(
         tokens=tokens,
         merges=merges,
-        special_ids=[i for i, kind in enumerate(types) if kind == _TOKEN_CONTROL],
+        special_ids=[i for i, kind in enumerate(types) if kind in control],
         bos_id=_optional(metadata, "tokenizer.ggml.bos_token_id", int),
         eos_ids=sorted({i for i in others if i is not None}),
-        pre_tokenizer=_PRE_TOKENIZERS[pre],
+        pre_tokenizer=pre_tokenizer,
+        added_ids=[i for i, kind in enumerate(types) if kind == _TOKEN_USER],
+        whole_words=pre_tokenizer == "llama3",
+        nfc=pre_tokenizer == "qwen2",
+        adds_bos=_adds_bos(metadata, model, pre_tokenizer),
     )
     return spec if eos_id is None else spec.with_end(eos_id, eos_token=eos_id)
+
+
+def _adds_bos(metadata: dict[str, Any], model: str, pre_tokenizer: PreTokenizer) -> bool:
+    """Whether BOS comes before every text: as the file says, else as llama.cpp does."""
+    said = _optional(metadata, "tokenizer.ggml.add_bos_token", bool)
+    return said if said is not None else model == "llama" or pre_tokenizer == "llama3"
+
+
+def _byte_level(metadata: dict[str, Any], model: str) -> PreTokenizer:
+    pre = _required(metadata, "tokenizer.ggml.pre", str)
+    if model != "gpt2" or pre not in _PRE_TOKENIZERS:
+        raise RefusedError(
+            f"tokenizer {model!r} with pre-tokenizer {pre!r} is not supported; only 'llama' and 'gpt2' "
+            f"(byte-level BPE) with one of {', '.join(_PRE_TOKENIZERS)} are"
+        )
+    if _optional(metadata, "tokenizer.ggml.add_space_prefix", bool):
+        raise RefusedError("tokenizer.ggml.add_space_prefix is set, which is not supported here")
+    return _PRE_TOKENIZERS[pre]
+
+
+def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for rank, merge in enumerate(_strings(metadata, "tokenizer.ggml.merges")):
+        left, _, right = merge.partition(" ")
+        if not left or not right:
+            raise RefusedError(f"tokenizer: merge {rank} {merge!r} is not two tokens")
+        merges.append((left, right))
+    return merges
+
+
+def _merges_of_scores(metadata: dict[str, Any], tokens: list[str]) -> list[tuple[str, str]]:
+    """The merges of SentencePiece's BPE, which knows scores: each split of a token in two, best token first.
+
+    Splits of one token are in order of their parts' ids, as in the tokenizer.json of Llama 2.
+    """
+    scores = _required(metadata, "tokenizer.ggml.scores", list)
+    types = metadata["tokenizer.ggml.token_type"]
+    if len(scores) != len(tokens) or not all(type(s) is float and math.isfinite(s) for s in scores):
+        raise RefusedError(f"tokenizer: {len(scores)} finite scores are needed for {len(tokens)} tokens")
+    mergeable = (_TOKEN_NORMAL, _TOKEN_USER, _TOKEN_UNUSED)
+    id_of = {token: i for i, token in enumerate(tokens) if types[i] in mergeable}
+    merges: list[tuple[str, str]] = []
+    for token in sorted(id_of, key=lambda token: -scores[id_of[token]]):
+        splits = [(token[:k], token[k:]) for k in range(1, len(token))]
+        found = [(a, b) for a, b in splits if a in id_of and b in id_of]
+        merges += sorted(found, key=lambda pair: (id_of[pair[0]], id_of[pair[1]]))
+    return merges
 
 
 def _strings(metadata: dict[str, Any], key: str) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,14 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 
-from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config
-from mxdraft.checkpoint.tokenizer import PRE_TOKENIZERS, PreTokenizer, TokenizerSpec
+from mxdraft.checkpoint.model import Checkpoint, ModelConfig, check_checkpoint, check_config, fit_vocabulary
+from mxdraft.checkpoint.tokenizer import (
+    PRE_TOKENIZERS,
+    SPACE_DECODER,
+    SPACE_MARKERS,
+    PreTokenizer,
+    TokenizerSpec,
+)
 from mxdraft.errors import RefusedError
 from mxdraft.files import as_text, parse_json_object, parsing, read_file
 
@@ -24,6 +31,12 @@ _JSON_LIMIT, _TOKENIZER_LIMIT, _WEIGHTS_LIMIT = 16 << 20, 64 << 20, 1 << 40  # b
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 # What tokenizers can be told about an added token that changes where the text around it is cut.
 _CUTTING_FLAGS = ("lstrip", "rstrip", "single_word")
+_SPLIT_AT_SPACES = {
+    "type": "Split",
+    "pattern": {"String": " "},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
 
 
 def load_huggingface(directory: Path) -> Checkpoint:
@@ -38,29 +51,54 @@ def load_huggingface(directory: Path) -> Checkpoint:
     files = _Files(directory)
     with parsing(directory, "Hugging Face model that can be read"):
         raw_config = files.json("config.json")
-        config = _config(raw_config)
-        tensors = _tensors(files)
         settings = files.json("tokenizer_config.json") if files.has("tokenizer_config.json") else {}
-        if files.has("chat_template.jinja"):
-            template: str | None = files.text("chat_template.jinja")
-        else:
-            template = settings.get("chat_template")
-            if not isinstance(template, str | None):
-                raise RefusedError(
-                    "tokenizer_config.json: chat_template must be one text; keep only the default one"
-                )
         generation = files.json("generation_config.json") if files.has("generation_config.json") else {}
-        spec = tokenizer_spec(files.json("tokenizer.json", _TOKENIZER_LIMIT), raw_config, generation)
+        raw_tokenizer = files.json("tokenizer.json", _TOKENIZER_LIMIT)
+        # What is cheap to read is refused before the weights are read, and all of it at once.
+        config, spec, template = _all_of(
+            lambda: _config(raw_config),
+            lambda: with_settings(tokenizer_spec(raw_tokenizer, raw_config, generation), settings),
+            lambda: _template(files, settings),
+        )
+        tensors = _tensors(files)
         checkpoint = Checkpoint(
             config=config,
             tensors=tensors,
-            tokenizer=_with_settings(spec, settings),
+            tokenizer=spec,
             chat_template=template,
             source=f"Hugging Face directory {as_text(directory.name)}",
             source_sha256=files.sha256(),
         )
+        checkpoint = fit_vocabulary(checkpoint)
         check_checkpoint(checkpoint)
         return checkpoint
+
+
+def _all_of(
+    config: Callable[[], ModelConfig],
+    tokenizer: Callable[[], TokenizerSpec],
+    template: Callable[[], str | None],
+) -> tuple[ModelConfig, TokenizerSpec, str | None]:
+    """What the three return. Raises RefusedError with all that is wrong with any of them."""
+    results: list[Any] = []
+    reasons: list[str] = []
+    for read in (config, tokenizer, template):
+        try:
+            results.append(read())
+        except RefusedError as error:
+            reasons.append(str(error))
+    if reasons:
+        raise RefusedError("; ".join(reasons))
+    return results[0], results[1], results[2]
+
+
+def _template(files: _Files, settings: dict[str, Any]) -> str | None:
+    if files.has("chat_template.jinja"):
+        return files.text("chat_template.jinja")
+    template = settings.get("chat_template")
+    if not isinstance(template, str | None):
+        raise RefusedError("tokenizer_config.json: chat_template must be one text; keep only the default one")
+    return template
 
 
 class _Files:
@@ -101,15 +139,22 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
         )
     raw = raw | _rope(raw)
     # The value that gives the arithmetic mxdraft does; a key left out means the same.
-    for key, supported in {
+    supported = {
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "partial_rotary_factor": 1.0,
         "quantization_config": None,
-    }.items():
-        if raw.get(key) not in (None, supported):
-            raise RefusedError(f"config.json: {key} {raw[key]!r} is not supported; only {supported!r} is")
+        "auto_map": None,
+        "architectures": ["LlamaForCausalLM"],
+    }
+    reasons = [
+        f"config.json: {key} {raw[key]!r} is not supported; only {value!r} is"
+        for key, value in supported.items()
+        if raw.get(key) not in (None, value)
+    ]
+    if reasons:
+        raise RefusedError("; ".join(reasons))
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise RefusedError(f"config.json: tie_word_embeddings must be true or false, not {tied!r}")
@@ -225,40 +270,113 @@ def tokenizer_spec(raw: dict[str, Any], *configs: dict[str, Any]) -> TokenizerSp
     model = raw.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE":
         raise RefusedError("tokenizer.json: only models of type BPE are supported")
+    kind, reasons = _kind(raw, model)
     # Settings under which encoding is not what mxdraft does; the value of each that is, other than null.
     for key, supported in {
         "dropout": None,
-        "unk_token": None,
         "continuing_subword_prefix": "",
         "end_of_word_suffix": "",
-        "byte_fallback": False,
-        "ignore_merges": False,
     }.items():
         if model.get(key) not in (None, supported):
-            raise RefusedError(f"tokenizer.json: model.{key} {model[key]!r} is not supported")
-    if raw.get("normalizer") is not None:
-        raise RefusedError("tokenizer.json: a normalizer is not supported")
-    post_processor = raw.get("post_processor")
-    if post_processor is not None and not _is_byte_level(post_processor):
-        raise RefusedError(
-            "tokenizer.json: the post-processor is not supported; mxdraft adds nothing to plain text"
-        )
-    if not _is_byte_level(raw.get("decoder")):
-        raise RefusedError("tokenizer.json: only the decoder ByteLevel is supported")
+            reasons.append(f"model.{key} {model[key]!r} is not supported")
+    marked = kind in SPACE_MARKERS
+    if not marked and model.get("unk_token") is not None:
+        reasons.append(f"model.unk_token {model['unk_token']!r} is not supported")
+    if bool(model.get("byte_fallback")) != marked:
+        reasons.append(f"model.byte_fallback {model.get('byte_fallback')!r} is not supported here")
+    first, post_reason = _post_processor(raw.get("post_processor"))
+    normalizer = raw.get("normalizer")
+    tokens, special_ids, added_ids, token_reasons = _tokens(
+        model.get("vocab"), raw.get("added_tokens", []), normalizer is not None
+    )
+    reasons += post_reason + token_reasons
+    if reasons:
+        raise RefusedError("tokenizer.json: " + "; ".join(reasons))
 
-    tokens, special_ids = _tokens(model.get("vocab"), raw.get("added_tokens", []))
-    bos = [_ids(config, "bos_token_id") for config in configs]
+    bos_ids = [_ids(config, "bos_token_id") for config in configs]
+    bos = next((ids[0] for ids in reversed(bos_ids) if ids), None)
+    if first is not None and bos not in (None, first):
+        raise RefusedError(f"tokenizer.json puts token {first} before a text, but bos_token_id is {bos}")
     return TokenizerSpec(
         tokens=tokens,
         merges=_merges(model.get("merges")),
         special_ids=special_ids,
-        bos_id=next((ids[0] for ids in reversed(bos) if ids), None),
+        bos_id=bos if first is None else first,
         eos_ids=sorted({i for config in configs for i in _ids(config, "eos_token_id")}),
-        pre_tokenizer=_pre_tokenizer(raw.get("pre_tokenizer")),
+        pre_tokenizer=kind or "gpt2",
+        added_ids=added_ids,
+        whole_words=bool(model.get("ignore_merges")),
+        nfc=not marked and normalizer is not None,
+        adds_bos=first is not None,
     )
 
 
-def _with_settings(spec: TokenizerSpec, settings: dict[str, Any]) -> TokenizerSpec:
+def _kind(raw: dict[str, Any], model: dict[str, Any]) -> tuple[PreTokenizer | None, list[str]]:
+    """Which pre-tokenizer it is, or why it is none that mxdraft runs."""
+    normalizer, pre_tokenizer, decoder = (raw.get(k) for k in ("normalizer", "pre_tokenizer", "decoder"))
+    if model.get("byte_fallback"):
+        if pre_tokenizer == _SPLIT_AT_SPACES:  # after the normalizer there are none
+            pre_tokenizer = None
+        for marked, (normal, pre) in SPACE_MARKERS.items():
+            if normalizer == normal and pre_tokenizer == pre:
+                return marked, [] if _is_space_decoder(decoder) else ["the decoder is not supported"]
+        written = json.dumps([normalizer, pre_tokenizer])[:300]
+        return None, [f"normalizer and pre_tokenizer {written} are not supported next to byte_fallback"]
+    reasons: list[str] = []
+    if normalizer not in (None, {"type": "NFC"}):
+        reasons.append(f"a normalizer is not supported but NFC: {json.dumps(normalizer)[:200]}")
+    if not _is_byte_level(decoder):
+        reasons.append("only the decoder ByteLevel is supported")
+    name, pre_reasons = _pre_tokenizer(pre_tokenizer)
+    return name, reasons + pre_reasons
+
+
+def _is_space_decoder(decoder: Any) -> bool:
+    """Whether tokens become text as in SPACE_DECODER; that a text's first space is cut off is not done."""
+    steps = decoder.get("decoders") if isinstance(decoder, dict) else None
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return steps in (SPACE_DECODER["decoders"], [*SPACE_DECODER["decoders"], strip]) or (
+        isinstance(decoder, dict) and decoder.get("type") == "Metaspace"
+    )
+
+
+def _post_processor(raw: Any) -> tuple[int | None, list[str]]:
+    """The id put before every text, if any, or why the post-processor is not supported."""
+    steps = [raw]
+    if isinstance(raw, dict) and raw.get("type") == "Sequence":
+        steps = raw.get("processors") or []
+    first: list[int] = []
+    for step in steps:
+        if step is None or _is_byte_level(step):
+            continue
+        ids = _template_ids(step)
+        if ids is None or len(ids) > 1:
+            return None, ["the post-processor is not supported; mxdraft adds at most one token before a text"]
+        first += ids
+    if len(first) > 1:
+        return None, ["the post-processor puts several tokens before a text, which is not supported"]
+    return (first[0] if first else None), []
+
+
+def _template_ids(step: Any) -> list[int] | None:
+    """The ids that a TemplateProcessing puts before the text; None if it does anything else."""
+    if not isinstance(step, dict) or step.get("type") != "TemplateProcessing":
+        return None
+    single, known = step.get("single"), step.get("special_tokens")
+    if not isinstance(single, list) or not isinstance(known, dict):
+        return None
+    if not single or not isinstance(single[-1], dict) or single[-1].get("Sequence", {}).get("id") != "A":
+        return None
+    ids: list[int] = []
+    for part in single[:-1]:
+        token = known.get(part.get("SpecialToken", {}).get("id")) if isinstance(part, dict) else None
+        if not isinstance(token, dict) or not all(type(i) is int for i in token.get("ids", [None])):
+            return None
+        ids += token["ids"]
+    return ids
+
+
+def with_settings(spec: TokenizerSpec, settings: dict[str, Any]) -> TokenizerSpec:
     """``spec`` with what tokenizer_config.json says about its control tokens. Raises RefusedError."""
     decoder = settings.get("added_tokens_decoder") or {}
     for token in decoder.values():
@@ -282,20 +400,30 @@ def named_token(spec: TokenizerSpec, value: Any, key: str) -> int | None:
 
 def _check_added(token: Any, where: str) -> None:
     """Refuse an added token around which Hugging Face's tokenizers cut the text in another way."""
-    for flag in _CUTTING_FLAGS:
-        if isinstance(token, dict) and token.get(flag):
-            raise RefusedError(
-                f"{where}: added token {token.get('content')!r} has {flag}, which is not supported: "
-                "the text around it would get other ids"
-            )
+    if reasons := _cutting(token):
+        raise RefusedError(f"{where}: {reasons[0]}")
 
 
-def _tokens(vocab: Any, added: Any) -> tuple[list[str], list[int]]:
-    """All tokens in order of id, and the ids of the added ones."""
+def _cutting(token: Any) -> list[str]:
+    return [
+        f"added token {token.get('content')!r} has {flag}, which is not supported: "
+        "the text around it would get other ids"
+        for flag in _CUTTING_FLAGS
+        if isinstance(token, dict) and token.get(flag)
+    ]
+
+
+def _tokens(vocab: Any, added: Any, normalizes: bool) -> tuple[list[str], list[int], list[int], list[str]]:
+    """All tokens in order of id, the ids of control tokens and of other added ones, and what is wrong.
+
+    ``normalizes``: whether there is a normalizer, which text must not pass before a token is cut out.
+    """
     if not isinstance(vocab, dict) or not isinstance(added, list):
         raise RefusedError("tokenizer.json: model.vocab must be an object and added_tokens an array")
     ids: dict[str, Any] = dict(vocab)
     special_ids: list[int] = []
+    added_ids: list[int] = []
+    reasons: list[str] = []
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
             raise RefusedError(f"tokenizer.json: added token {token!r} has no content")
@@ -305,18 +433,19 @@ def _tokens(vocab: Any, added: Any) -> tuple[list[str], list[int]]:
             raise RefusedError(
                 f"tokenizer.json: added token {content!r} has id {i!r}, but {ids[content]!r} in vocab"
             )
-        if token.get("special") is not True:
-            raise RefusedError(
-                f"tokenizer.json: added token {content!r} is not special, which is not supported"
+        special = token.get("special") is True
+        if not special and normalizes and token.get("normalized", True):
+            reasons.append(
+                f"added token {content!r} is looked for in normalized text, which is not supported"
             )
-        _check_added(token, "tokenizer.json")
-        special_ids.append(i)
+        reasons += _cutting(token)
+        (special_ids if special else added_ids).append(i)
     by_id = {i: token for token, i in ids.items() if type(i) is int}
     if len(by_id) != len(ids) or set(by_id) != set(range(len(ids))):
         raise RefusedError(
             f"tokenizer.json: the ids of the {len(ids)} tokens are not 0 to {len(ids) - 1}, each once"
         )
-    return [by_id[i] for i in range(len(ids))], sorted(special_ids)
+    return [by_id[i] for i in range(len(ids))], sorted(special_ids), sorted(added_ids), reasons
 
 
 def _merges(raw: Any) -> list[tuple[str, str]]:
@@ -339,7 +468,7 @@ def _ids(raw: dict[str, Any], key: str) -> list[int]:
     return sorted(set(ids))
 
 
-def _pre_tokenizer(raw: Any) -> PreTokenizer:
+def _pre_tokenizer(raw: Any) -> tuple[PreTokenizer | None, list[str]]:
     steps = raw.get("pretokenizers") if isinstance(raw, dict) else None
     if isinstance(steps, list):
         canonical = raw | {"pretokenizers": [_canonical(step) for step in steps]}
@@ -347,11 +476,11 @@ def _pre_tokenizer(raw: Any) -> PreTokenizer:
         canonical = _canonical(raw)
     for name, written in PRE_TOKENIZERS.items():
         if canonical == written:
-            return name
-    raise RefusedError(
-        f"tokenizer.json: pre_tokenizer {json.dumps(raw)[:200]} is not supported; only prefix-less ByteLevel "
-        "is, alone or after individual Digits"
-    )
+            return name, []
+    return None, [
+        f"pre_tokenizer {json.dumps(raw)[:400]} is not supported; only those of GPT-2, SmolLM, Llama 3 and "
+        "Qwen2 are"
+    ]
 
 
 def _canonical(step: Any) -> Any:

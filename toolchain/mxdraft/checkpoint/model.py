@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,19 +128,41 @@ def check_config(config: ModelConfig) -> None:
         raise RefusedError(f"config: rope_theta is {config.rope_theta}, not a finite number of at least 1")
 
 
+def fit_vocabulary(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with as many rows in embedding and head as its tokenizer has tokens.
+
+    Rows after the last token are padding, which a model could still choose: they are cut. Control tokens at
+    the end that have no row are dropped, for no text makes them; other tokens are left, to be refused.
+    """
+    spec, vocab = checkpoint.tokenizer, checkpoint.config.vocab
+    count = len(spec.tokens)
+    if count > vocab:
+        needed = {*spec.eos_ids, *(i for i in (spec.bos_id, spec.eos_token_id) if i is not None)}
+        surplus = set(range(vocab, count))
+        if vocab < 1 or not surplus <= set(spec.special_ids) - needed:
+            return checkpoint
+        special = [i for i in spec.special_ids if i < vocab]
+        return replace(checkpoint, tokenizer=replace(spec, tokens=spec.tokens[:vocab], special_ids=special))
+    tables = [name for name in ("model.embed_tokens.weight", "lm_head.weight") if name in checkpoint.tensors]
+    if not 1 <= count < vocab or any(checkpoint.tensors[name].shape[:1] != (vocab,) for name in tables):
+        return checkpoint
+    cut = {name: checkpoint.tensors[name][:count] for name in tables}
+    config = replace(checkpoint.config, vocab=count)
+    return replace(checkpoint, tensors=checkpoint.tensors | cut, config=config)
+
+
 def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Raise RefusedError unless config, tensors and tokenizer are sound and agree with each other.
 
-    The vocabulary has one size: config, embedding and tokenizer must agree. A padded embedding is refused,
-    for its surplus rows would be tokens without text that the model may still choose.
+    The vocabulary has one size: config, embedding and tokenizer must agree (``fit_vocabulary``).
     """
     check_config(checkpoint.config)
     check_tokenizer(checkpoint.tokenizer)
     vocab = checkpoint.config.vocab
     if len(checkpoint.tokenizer.tokens) != vocab:
         raise RefusedError(
-            f"the tokenizer has {len(checkpoint.tokenizer.tokens)} tokens, the model {vocab}; "
-            "cut the embedding (and head) to the tokenizer's size"
+            f"the tokenizer has {len(checkpoint.tokenizer.tokens)} tokens, the model {vocab}: "
+            "they do not belong together"
         )
     expected = expected_tensors(checkpoint.config)
     if "lm_head.weight" in checkpoint.tensors and checkpoint.config.tied:

@@ -66,7 +66,7 @@ class Model(Handle):
         )
 
     def encode(self, text: str | bytes) -> list[int]:
-        """Encode plain text to ids; never makes special tokens, and adds none."""
+        """Encode plain text to ids; never makes special tokens; the tokenizer may put one first."""
         data = utf8(text)
         return self._ids(load().lib.mxd_encode, data, len(data))
 
