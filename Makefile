@@ -24,6 +24,8 @@ EXPORTER := $(wildcard $(addprefix $(TOOLS)/,mx.py checkpoint/*.py checkpoint/mo
 PACKER   := $(wildcard $(addprefix $(TOOLS)/,pack.py bundle/*.py))
 
 SECONDS ?= 60
+# Of bench-peers: base is compared with llama.cpp's Q4_0, full with Q8_0.
+PRECISION ?= base
 
 .PHONY: help demo test unit fuzz test-deploy test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
@@ -40,7 +42,7 @@ help:
 	@echo "make rollback|status HOST=pi@raspberrypi.local     switch back; what is deployed"
 	@echo "make verify              prove that the bundle computes the golden bits on this machine"
 	@echo "make bench               speed of this machine, compared with its read bandwidth"
-	@echo "make bench-peers         the same compared with llama.cpp, which it builds first (JSON=FILE, PROMPTS=FILE)"
+	@echo "make bench-peers         the same compared with llama.cpp, which it builds first (PRECISION=full, JSON=FILE, PROMPTS=FILE)"
 	@echo "make fuzz SECONDS=600     each fuzzer for so long, with red zones around all memory"
 	@echo "make lint                ruff, clang-format, codespell, mypy --strict"
 	@echo "make format              rewrite Python and C files as make lint wants them"
@@ -98,7 +100,7 @@ build/peers/installed:
 
 bench-peers: $(BUNDLE) build/peers/installed
 	$(VENV)/bin/python -m bench.peers -m $(BUNDLE) --peer build/peers/venv/bin/python --directory build/peers \
-		--plot build/peers/peers.svg $(JSON:%=--json %) $(PROMPTS:%=--prompts %)
+		--precision $(PRECISION) --plot build/peers/$(PRECISION).svg $(JSON:%=--json %) $(PROMPTS:%=--prompts %)
 
 build: build/$(TARGET)/mxdraft
 

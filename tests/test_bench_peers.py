@@ -107,6 +107,7 @@ def test_report(source: tuple[Path, Path], fake: None, tmp_path: Path) -> None: 
     assert report["versions"][THEIRS] == {
         "llama-cpp-python": "0.0-fake",
         "system": "FAKE = 1",
+        "format": "Q4_0",
         "quantized_bytes": weights.stat().st_size // 2,
     }
     assert (tmp_path / "llama.cpp.log").read_text(encoding="utf-8").startswith("warning")
@@ -115,6 +116,15 @@ def test_report(source: tuple[Path, Path], fake: None, tmp_path: Path) -> None: 
     assert generated[OURS]["tokens"] == generated[f"{OURS} drafting"]["tokens"]
     assert generated[THEIRS]["tokens"] == generated[f"{THEIRS} n-gram"]["tokens"] == 2 * 39
     assert generated[THEIRS]["tokens_per_step"] == 1 < generated[f"{THEIRS} n-gram"]["tokens_per_step"]
+
+
+def test_full_precision_is_compared_with_q8_0(source: tuple[Path, Path], fake: None, tmp_path: Path) -> None:  # noqa: ARG001
+    weights, bundle = source
+    report, _ = run(bundle, weights, PYTHON, tmp_path, "full", 1, 1, None, "chat", 8, work=SMALL)
+    assert report["precision"] == "full"
+    assert report["versions"][THEIRS]["format"] == "Q8_0"
+    assert report["versions"][THEIRS]["quantized_bytes"] == weights.stat().st_size  # the fake halves for Q4_0
+    assert [path.name for path in tmp_path.glob("*.gguf")] == ["q8_0.gguf"]
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
@@ -127,7 +137,7 @@ def test_plot(tmp_path: Path, suffix: str) -> None:
 
 def test_drafts_change_the_steps_and_not_the_tokens(fake: None, tmp_path: Path) -> None:  # noqa: ARG001
     (tmp_path / "weights").write_bytes(b"the weights")
-    with Theirs(PYTHON, tmp_path / "weights", tmp_path, 1, 200) as theirs:
+    with Theirs(PYTHON, tmp_path / "weights", tmp_path, "Q4_0", 1, 200) as theirs:
         for prompt in ([1, 2, 3], list(range(20)), [5] * 9):
             plain = theirs.generate(prompt, 60, drafts=False)
             drafted = theirs.generate(prompt, 60, drafts=True)
@@ -164,7 +174,7 @@ def test_weights_of_another_bundle_are_refused(
 def test_faults_of_the_peer_are_told(fake: None, tmp_path: Path) -> None:  # noqa: ARG001
     (tmp_path / "weights").write_bytes(b"broken")
     with pytest.raises(RefusedError, match=r"(?s)ended in open .*not a GGUF file"):
-        Theirs(PYTHON, tmp_path / "weights", tmp_path, 1, 200)
+        Theirs(PYTHON, tmp_path / "weights", tmp_path, "Q4_0", 1, 200)
 
 
 def test_missing_environment_is_a_refusal(source: tuple[Path, Path], tmp_path: Path) -> None:

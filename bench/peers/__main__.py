@@ -35,7 +35,7 @@ from bench.peers.compare import (
     table,
 )
 from bench.peers.ours import Ours
-from bench.peers.theirs import Theirs
+from bench.peers.theirs import FORMATS, Theirs
 
 CTX = 2048
 WORK = Workload()
@@ -47,7 +47,13 @@ _path = click.Path(path_type=Path)
 @click.option("--weights", type=_path, help="The GGUF it was made of; by default fetched (smollm2-135m).")
 @click.option("--peer", type=_path, required=True, help="The Python that has llama-cpp-python.")
 @click.option("--directory", type=_path, required=True, help="For llama.cpp's quantized weights and log.")
-@click.option("--precision", type=click.Choice(["base", "full"]), default="base", show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice(list(FORMATS)),
+    default="base",
+    show_default=True,
+    help="base is compared with Q4_0, full with Q8_0.",
+)
 @click.option(
     "-t", "threads", type=click.IntRange(1, 64), help="Threads of both; default: what `info` tells."
 )
@@ -58,7 +64,7 @@ _path = click.Path(path_type=Path)
 @click.option("--json", "json_path", type=_path, help="Write the results to this file.")
 @click.option("--plot", "plot_path", type=_path, help="Draw them: .svg or .png.")
 def main(bundle: Path, json_path: Path | None, plot_path: Path | None, **options: Any) -> None:
-    """Prefill, decode and 48 sequences: mxdraft, and llama.cpp with Q4_0 of the same weights, in turns."""
+    """Prefill, decode and 48 sequences: mxdraft, and llama.cpp with the same weights, in turns."""
     try:
         report, samples = run(bundle, **options)
         click.echo(table(samples))
@@ -68,8 +74,9 @@ def main(bundle: Path, json_path: Path | None, plot_path: Path | None, **options
             with replacing(json_path) as file:
                 file.write(json.dumps(report, indent=1).encode("utf-8"))
         if plot_path:
-            title = f"{report['machine']['cpu']}, {report['threads']} threads, {report['date'][:10]}"
-            plot(samples, title, plot_path)
+            machine = f"{report['machine']['cpu']}, {report['threads']} threads, {report['date'][:10]}"
+            formats = f"{report['precision']} and {report['versions'][THEIRS]['format']}"
+            plot(samples, f"{formats}; {machine}", plot_path)
     except MxdraftError as error:
         click.echo(f"bench.peers: error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -101,7 +108,7 @@ def run(
         if parse_provenance(model.info.provenance).get("source_sha256") != digest:
             raise RefusedError(f"{bundle} was not made of {weights}: give its GGUF with --weights")
         ctx = min(CTX, model.info.max_positions)
-        theirs = stack.enter_context(Theirs(peer, weights, directory, threads, ctx))
+        theirs = stack.enter_context(Theirs(peer, weights, directory, FORMATS[precision], threads, ctx))
         peers: dict[str, Peer] = {OURS: Ours(model, precision, threads, ctx), THEIRS: theirs}
         samples = measure(peers, work, model.info.vocab, repeat)
         report: dict[str, Any] = {

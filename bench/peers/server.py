@@ -72,9 +72,10 @@ class Context:
 class Server:
     """The functions that a line may call."""
 
-    def open(self, weights: str, quantized: str, threads: int, ctx: int) -> dict[str, Any]:
+    def open(self, weights: str, quantized: str, format: str, threads: int, ctx: int) -> dict[str, Any]:
+        """Quantize ``weights`` to ``format`` (Q4_0, Q8_0) in the file ``quantized``, and open that."""
         params = lc.llama_model_quantize_default_params()
-        params.ftype = lc.LLAMA_FTYPE_MOSTLY_Q4_0
+        params.ftype = getattr(lc, f"LLAMA_FTYPE_MOSTLY_{format}")
         params.allow_requantize = True
         if lc.llama_model_quantize(weights.encode(), quantized.encode(), ctypes.byref(params)):
             raise RuntimeError(f"cannot quantize {weights}")
@@ -89,6 +90,7 @@ class Server:
         return {
             "llama-cpp-python": lc.__version__,
             "system": lc.llama_print_system_info().decode(),
+            "format": format,
             "quantized_bytes": os.stat(quantized).st_size,  # noqa: PTH116
         }
 

@@ -10,20 +10,30 @@ from pathlib import Path
 from typing import Any, Self
 
 from mxdraft.errors import RefusedError
+from mxdraft.runtime import Precision
 
 from bench.peers.compare import Generation
 
 SERVER = Path(__file__).with_name("server.py")
+# What each precision is compared with: llama.cpp's format of about as many bits a weight.
+FORMATS: dict[Precision, str] = {"base": "Q4_0", "full": "Q8_0"}
 
 
 class Theirs:
-    """Quantizes ``weights`` (GGUF) to Q4_0 in ``directory``, opens them; ``about`` tells versions and build.
+    """Quantizes ``weights`` (GGUF) to ``format`` in ``directory``, opens that; ``about``: versions, build.
 
     Raises RefusedError if the environment is missing or the process fails, with the end of its stderr.
     """
 
     def __init__(
-        self, python: Path, weights: Path, directory: Path, threads: int, ctx: int, server: Path = SERVER
+        self,
+        python: Path,
+        weights: Path,
+        directory: Path,
+        format: str,
+        threads: int,
+        ctx: int,
+        server: Path = SERVER,
     ) -> None:
         if not python.exists():
             raise RefusedError(f"{python} is not there: `make bench-peers` makes llama.cpp's environment")
@@ -33,7 +43,12 @@ class Theirs:
                 [python, server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
             )
         self.about: dict[str, Any] = self._call(
-            "open", weights=str(weights), quantized=str(directory / "q4_0.gguf"), threads=threads, ctx=ctx
+            "open",
+            weights=str(weights),
+            quantized=str(directory / f"{format.lower()}.gguf"),
+            format=format,
+            threads=threads,
+            ctx=ctx,
         )
 
     def prefill(self, ids: list[int]) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 __version__ = "0.0-fake"
-LLAMA_FTYPE_MOSTLY_Q4_0 = 2
+LLAMA_FTYPE_MOSTLY_Q4_0, LLAMA_FTYPE_MOSTLY_Q8_0 = 2, 7
 VOCAB, END = 97, 96
 
 
@@ -35,11 +35,12 @@ def llama_model_quantize_default_params():
     return ctypes.c_int(0)
 
 
-def llama_model_quantize(source, target, params):  # noqa: ARG001
+def llama_model_quantize(source, target, params):
     data = Path(source.decode()).read_bytes()
     if data.startswith(b"broken"):
         raise RuntimeError("not a GGUF file")
-    Path(target.decode()).write_bytes(data[: len(data) // 2])
+    parts = {LLAMA_FTYPE_MOSTLY_Q4_0: 2, LLAMA_FTYPE_MOSTLY_Q8_0: 1}[params._obj.ftype]
+    Path(target.decode()).write_bytes(data[: len(data) // parts])
     return 0
 
 
