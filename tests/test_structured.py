@@ -79,7 +79,7 @@ def answer(timeline: Timeline, grammar: Grammar, ids: list[int]) -> Answer:
 
 
 def write(engine: Engine, schema: Any, number: int = 0, **sampling: Any) -> Answer:
-    grammar = Grammar(engine.model, schema)
+    grammar = Grammar(engine, schema)
     with grammar, Timeline(engine, **sampling) as timeline:
         return answer(timeline, grammar, prompt_of(engine.model, number))
 
@@ -126,9 +126,9 @@ def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def is_valid_prefix(model: Model, schema: Any, ids: list[int], engine: Engine) -> bool:
+def is_valid_prefix(engine: Engine, schema: Any, ids: list[int]) -> bool:
     """Whether a text that was cut can be completed: the same tokens are taken as a document's beginning."""
-    with Grammar(model, schema) as grammar, Timeline(engine) as timeline:
+    with Grammar(engine, schema) as grammar, Timeline(engine) as timeline:
         timeline.prompt([5, *ids])
         timeline.fit(grammar, 1)
     return True
@@ -148,7 +148,7 @@ def test_random_documents_fit_random_schemas(engine: Engine) -> None:
             assert json.loads(json.dumps(value)) == value
         else:
             assert made.stop in ("limit", "context"), (schema, made)
-            assert is_valid_prefix(engine.model, schema, made.ids, engine)
+            assert is_valid_prefix(engine, schema, made.ids)
     assert complete > 200
 
 
@@ -199,7 +199,7 @@ def test_nothing_but_sampling_and_precision_changes_a_document(model: Model) -> 
         least = {} if draft == "off" else {"draft_min": min(longest, 3)}
         with (
             Engine(model, ctx=CTX, max_seqs=4, **options, **least) as engine,
-            Grammar(model, PERSON) as grammar,
+            Grammar(engine, PERSON) as grammar,
         ):
             for number, sampling in enumerate(SAMPLINGS):
                 with Timeline(engine, **sampling) as timeline:
@@ -213,7 +213,7 @@ def test_nothing_but_sampling_and_precision_changes_a_document(model: Model) -> 
 def test_neighbours_change_nothing(model: Model) -> None:
     with (
         Engine(model, ctx=CTX, threads=1, max_seqs=4, draft="auto", draft_min=2, **MIXED) as engine,
-        Grammar(model, PERSON) as grammar,
+        Grammar(engine, PERSON) as grammar,
     ):
         alone = []
         for number, sampling in enumerate(SAMPLINGS):
@@ -238,7 +238,7 @@ def test_copies_and_truncation_change_nothing(model: Model) -> None:
     """A document goes on from any of its tokens as if it had never been cut."""
     with (
         Engine(model, ctx=CTX, threads=1, max_seqs=2, precision="base", draft="auto", draft_min=2) as engine,
-        Grammar(model, PERSON) as grammar,
+        Grammar(engine, PERSON) as grammar,
     ):
         for number, sampling in enumerate(SAMPLINGS):
             ids = prompt_of(model, number)
@@ -265,7 +265,7 @@ def test_forced_text_is_drafted(model: Model) -> None:
     }
     with Engine(model, ctx=CTX, threads=1, precision="base", draft="ngram", draft_min=8) as engine:
         sources = set()
-        with Grammar(model, schema) as grammar, Timeline(engine) as timeline:
+        with Grammar(engine, schema) as grammar, Timeline(engine) as timeline:
             timeline.fit(grammar)
             for _ in timeline.generate(prompt_of(model)):
                 sources |= {record.source for record in timeline.drafts}
@@ -279,7 +279,7 @@ def test_teacher_forcing_is_free_and_what_does_not_fit_is_refused(engine: Engine
     model = engine.model
     ids = prompt_of(model)
     with (
-        Grammar(model, {"type": "boolean"}) as grammar,
+        Grammar(engine, {"type": "boolean"}) as grammar,
         Timeline(engine) as timeline,
         Timeline(engine) as free,
     ):
@@ -296,10 +296,24 @@ def test_teacher_forcing_is_free_and_what_does_not_fit_is_refused(engine: Engine
         assert answer(timeline, grammar, ids).text in (b"true", b"false")
 
 
+def test_closed_and_foreign_grammars_are_refused(model: Model, engine: Engine) -> None:
+    with Engine(model, ctx=CTX, threads=1) as other, Timeline(engine) as timeline:
+        with pytest.raises(UsageError, match="of its engine only"):
+            timeline.fit(Grammar(other, {}))
+        grammar = Grammar(engine, {})
+        timeline.fit(grammar)
+        timeline.prompt(prompt_of(model))
+        grammar.close()
+        with pytest.raises(ValueError, match="this Grammar is closed"):
+            engine.step([timeline])
+        timeline.fit(None)
+        engine.step([timeline])
+
+
 def test_document_that_a_prompt_begins(engine: Engine) -> None:
     model = engine.model
     begun = list(model.encode('{"name": "box'))
-    with Grammar(model, PERSON) as grammar, Timeline(engine) as timeline:
+    with Grammar(engine, PERSON) as grammar, Timeline(engine) as timeline:
         ids = prompt_of(model)
         timeline.prompt([*ids, *begun])
         timeline.fit(grammar, len(ids))
@@ -346,13 +360,13 @@ def test_document_that_a_prompt_begins(engine: Engine) -> None:
         ({"type": "array", "minItems": 4000, "items": {"type": "string", "minLength": 4000}}, "automaton"),
     ],
 )
-def test_schemas_are_refused(model: Model, schema: Any, message: str) -> None:
+def test_schemas_are_refused(engine: Engine, schema: Any, message: str) -> None:
     if message:
         with pytest.raises(UsageError, match=message) as caught:
-            Grammar(model, schema)
+            Grammar(engine, schema)
         assert str(caught.value).isprintable()
     else:
-        Grammar(model, schema).close()
+        Grammar(engine, schema).close()
 
 
 # ---- tools ----
@@ -368,7 +382,7 @@ def test_tool_calls(engine: Engine, name: str | None) -> None:
     names = set()
     for seed in range(8):
         with (
-            Grammar.of_tools(engine.model, TOOLS, name) as grammar,
+            Grammar.of_tools(engine, TOOLS, name) as grammar,
             Timeline(engine, temperature=1.5, seed=seed) as timeline,
         ):
             made = answer(timeline, grammar, prompt_of(engine.model))
@@ -392,6 +406,6 @@ def test_tool_calls(engine: Engine, name: str | None) -> None:
         ([{"name": "a", "parameters": {"pattern": "x"}}], None, "'pattern'"),
     ],
 )
-def test_tools_are_refused(model: Model, tools: Any, name: str | None, message: str) -> None:
+def test_tools_are_refused(engine: Engine, tools: Any, name: str | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Grammar.of_tools(model, json.dumps(tools), name)
+        Grammar.of_tools(engine, json.dumps(tools), name)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fuzz of what a client sends as JSON. Nothing may crash or be read out of bounds (build with AddressSanitizer); what is
- * refused has a status and a message.
+/* Fuzz of what a client sends as JSON: documents, and schemas that a model then writes documents of. Nothing may crash or be
+ * read out of bounds (build with AddressSanitizer); what is refused has a status and a message.
  *
- *   structured json SECONDS [--seed S] [--runs N]
+ *   structured TARGET SECONDS [--seed S] [--runs N] [BUNDLE]        TARGET: json, schema (needs a bundle)
  *
  * Run number i depends on S + i alone: a failure prints the --seed that repeats it, with --runs 1. */
 #include <stdio.h>
@@ -167,24 +167,188 @@ static void fuzz_json(void) {
     free(exact);
 }
 
+/* ---- schemas ---- */
+
+static void write_schema(mxd_json_writer *w, int depth);
+
+/* Write a list of schemas as the member `name`. */
+static void write_choice(mxd_json_writer *w, const char *name, int depth) {
+    mxd_json_name(w, name);
+    mxd_json_open(w, '[');
+    for (size_t i = 1 + below(3); i > 0; i--) write_schema(w, depth);
+    mxd_json_close(w, ']');
+}
+
+static void write_count(mxd_json_writer *w, const char *name) {
+    mxd_json_name(w, name);
+    mxd_json_put_integer(w, one_in(30) ? (int64_t)below(5000) : (int64_t)below(4));
+}
+
+/* Write a keyword that a schema of some type has. */
+static void write_keyword(mxd_json_writer *w, int depth) {
+    static const char *const names[] = {"a", "b", "name", "x\n", "\xc3\xa9"};
+    static const char *const types[] = {"object", "array", "string", "integer", "number", "boolean", "null", "none"};
+    static const char *const others[] = {"pattern", "title", "$defs", "default", "format", "allOf"};
+    switch (below(12)) {
+    case 0:
+    case 1:
+    case 2:
+        mxd_json_name(w, "type");
+        mxd_json_put_text(w, types[below(one_in(20) ? 8 : 7)]);
+        break;
+    case 3: write_count(w, one_in(2) ? "minItems" : "maxItems"); break;
+    case 4: write_count(w, one_in(2) ? "minLength" : "maxLength"); break;
+    case 5:
+        mxd_json_name(w, "items");
+        write_schema(w, depth);
+        break;
+    case 6:
+        mxd_json_name(w, "required");
+        mxd_json_open(w, '[');
+        for (size_t i = below(3); i > 0; i--) mxd_json_put_text(w, names[below(2)]);
+        mxd_json_close(w, ']');
+        break;
+    case 7:
+    case 8:
+        mxd_json_name(w, "properties");
+        mxd_json_open(w, '{');
+        for (size_t i = below(4); i > 0; i--) {
+            mxd_json_name(w, names[below(5)]);
+            write_schema(w, depth);
+        }
+        mxd_json_close(w, '}');
+        break;
+    case 9:
+        mxd_json_name(w, "additionalProperties");
+        if (one_in(2)) mxd_json_put_bool(w, one_in(2));
+        else write_schema(w, depth);
+        break;
+    default: mxd_json_name(w, others[below(6)]); write_value(w, 1);
+    }
+}
+
+/* Write a schema, mostly one that makes sense, of at most `depth` levels. */
+static void write_schema(mxd_json_writer *w, int depth) {
+    static const char *const references[] = {"#", "#/$defs/a", "#/properties/a", "#/items", "#/~1~0x", "x"};
+    if (one_in(20)) {
+        write_value(w, 1);
+        return;
+    }
+    mxd_json_open(w, '{');
+    size_t kind = below(10);
+    if (depth == 0 || kind == 0) {
+        mxd_json_name(w, one_in(3) ? "const" : "enum");
+        mxd_json_open(w, '[');
+        for (size_t i = below(4); i > 0; i--) write_value(w, 2);
+        mxd_json_close(w, ']');
+    } else if (kind == 1) {
+        write_choice(w, one_in(2) ? "anyOf" : "oneOf", depth - 1);
+    } else if (kind == 2 && one_in(2)) {
+        mxd_json_name(w, "$ref");
+        mxd_json_put_text(w, references[below(6)]);
+    } else {
+        for (size_t i = below(5); i > 0; i--) write_keyword(w, depth - 1);
+    }
+    mxd_json_close(w, '}');
+}
+
+/* Write a document and check that it is JSON, or the beginning of it where the limit cut it. */
+static void check_document(mxd_engine *g, mxd_grammar *grammar) {
+    static char text[1 << 16];
+    mxd_sampling p;
+    mxd_seq *s;
+    mxd_error err;
+    mxd_json doc;
+    size_t len = 0;
+    uint32_t ids[4];
+    for (size_t i = 0; i < 4; i++) ids[i] = 3 + (uint32_t)below(256);
+    mxd_sampling_default(&p);
+    p.temperature = one_in(2) ? 0 : 1;
+    p.seed = next_random();
+    p.max_tokens = 1 + (uint32_t)below(80);
+    if (mxd_seq_open(g, &p, &s, &err) || mxd_seq_set_grammar(s, grammar, 0, &err)) fail("no sequence");
+    if (mxd_seq_prompt(s, ids, 4, &err)) fail("no prompt");
+    while (mxd_seq_stop(s) == MXD_STOP_NONE) {
+        size_t n;
+        if (mxd_step(g, &s, 1, &err)) fail(err.message);
+        const char *more = mxd_seq_text(s, &n);
+        memcpy(text + len, more, n);
+        len += n;
+    }
+    mxd_stop stop = mxd_seq_stop(s);
+    if (stop == MXD_STOP_STRING || stop == MXD_STOP_CONTEXT) fail("an impossible stop");
+    mxd_status status = mxd_json_parse(text, len, &doc, &err);
+    if (stop != MXD_STOP_LIMIT && status) fail("a document that is not JSON");
+    if (!status) mxd_json_free(&doc);
+    mxd_seq_close(&s);
+}
+
+static void fuzz_schema(const mxd_model *m, mxd_engine *g) {
+    mxd_json_writer w;
+    mxd_error err = {0};
+    mxd_grammar *grammar;
+    mxd_json_writer_init(&w, 1 << 16);
+    bool tools = one_in(6);
+    if (tools) {
+        mxd_json_open(&w, '[');
+        mxd_json_open(&w, '{');
+        mxd_json_name(&w, "name");
+        mxd_json_put_text(&w, "a\"b");
+        mxd_json_name(&w, "parameters");
+    }
+    write_schema(&w, 3);
+    if (tools) {
+        mxd_json_close(&w, '}');
+        mxd_json_close(&w, ']');
+    }
+    if (w.failed) {
+        mxd_json_writer_free(&w);
+        return;
+    }
+    if (one_in(8)) mutate(w.data, &w.len, w.cap);
+    mxd_status status = tools ? mxd_grammar_compile_tools(m, w.data, w.len, one_in(2) ? NULL : "a\"b", &grammar, &err)
+                              : mxd_grammar_compile(m, w.data, w.len, &grammar, &err);
+    mxd_json_writer_free(&w);
+    if (status) {
+        expect_refusal(status, &err);
+        return;
+    }
+    check_document(g, grammar);
+    mxd_grammar_free(&grammar);
+    accepted++;
+}
+
 /* ---- the driver ---- */
 
 int main(int argc, char **argv) {
     uint64_t first = 1, runs = UINT64_MAX, done = 0;
     if (argc < 3) return 2;
     double seconds = atof(argv[2]);
-    for (int at = 3; at + 1 < argc; at += 2) {
+    int at = 3;
+    for (; at + 1 < argc && argv[at][0] == '-'; at += 2) {
         uint64_t value = strtoull(argv[at + 1], NULL, 10);
         if (!strcmp(argv[at], "--seed")) first = value;
         else if (!strcmp(argv[at], "--runs")) runs = value;
         else return 2;
     }
+    mxd_model *model = NULL;
+    mxd_engine *engine = NULL;
+    mxd_options o;
+    mxd_error err;
+    mxd_options_default(&o);
+    o.ctx = 100;
+    o.threads = 1;
+    o.draft_min = 2;
+    if (at < argc && (mxd_model_open(argv[at], &model, &err) || mxd_engine_open(model, &o, &engine, &err))) return 3;
     time_t start = time(NULL);
     for (; done < runs && difftime(time(NULL), start) < seconds; done++) {
         rng_state = (seed = first + done) * 0xd1342543de82ef95u;
         if (!strcmp(argv[1], "json")) fuzz_json();
+        else if (!strcmp(argv[1], "schema") && engine) fuzz_schema(model, engine);
         else return 2;
     }
+    mxd_engine_close(&engine);
+    mxd_model_close(&model);
     printf("%s: %llu runs, %llu accepted, %llu refused\n", argv[1], (unsigned long long)done,
            (unsigned long long)accepted, (unsigned long long)refused);
     return 0;

@@ -178,13 +178,22 @@ class Timeline(Handle):
         pointer = self._core_rule or library.ffi.NULL
         library.lib.mxd_seq_set_core_rule(self._pointer, pointer, library.ffi.NULL)
 
+    @property
+    def _runnable(self) -> Any:
+        """The pointer for a step. Raises ValueError if this or its grammar is closed."""
+        if self._grammar is not None:
+            self._grammar._pointer  # noqa: B018  (raises if closed)
+        return self._pointer
+
     @guarded
     def fit(self, grammar: Grammar | None, start: int | None = None) -> None:
         """Let what is generated fit ``grammar``; None: any text. The document begins at token ``start``
         (default: after all that are there), and at the end of each later prompt a new one does.
 
-        Raises UsageError if tokens from ``start`` on do not fit, or if the grammar is another model's.
+        Raises UsageError if tokens from ``start`` on do not fit, or if the grammar is another engine's.
         """
+        if grammar is not None and grammar.engine is not self.engine:
+            raise UsageError("a grammar serves the sequences of its engine only")
         library = load()
         place = len(self.tokens) if start is None else start
         pointer = library.ffi.NULL if grammar is None else grammar._pointer
