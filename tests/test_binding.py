@@ -456,6 +456,7 @@ def test_exported_names() -> None:
         "Drafter",
         "Engine",
         "EngineOptions",
+        "Grammar",
         "Look",
         "Model",
         "ModelInfo",

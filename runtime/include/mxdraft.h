@@ -20,7 +20,7 @@
  * allocates nothing. mxd_step() neither allocates nor locks, except to wake threads that have fallen asleep. These
  * allocate, and free again before they return: mxd_chat_encode(), mxd_encode() for a long word, mxd_verify(), and what
  * reads files of the system (plans, costs, statistics, mxd_default_threads()). mxd_bench_close() frees the results of
- * mxd_bench_run().
+ * mxd_bench_run(), mxd_grammar_free() what mxd_grammar_compile() made.
  *
  * Threads: an engine and its sequences belong to one caller thread at a time. Engines may share a model.
  *

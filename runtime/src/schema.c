@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "utf8.h"
+
 enum { MAX_REFERENCES = 32, PATH = 160, OPEN_DEPTH = 3, MAX_COUNT = 4096 };
 
 /* A schema under work. */
@@ -35,6 +37,8 @@ static mxd_piece refuse(compiler *c, const char *what, const char *name) {
 static size_t enter(compiler *c, const char *step, const char *name) {
     size_t before = strlen(c->path);
     snprintf(c->path + before, PATH - before, name ? "/%s/%s" : "/%s", step, name);
+    size_t len = strlen(c->path);
+    c->path[len - mxd_utf8_incomplete((const uint8_t *)c->path, len)] = 0; /* where it was cut */
     return before;
 }
 
