@@ -307,7 +307,10 @@ small = st.recursive(
     | st.integers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0")), inner),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0")), inner)
+    ),
     max_leaves=30,
 )
 
