@@ -444,7 +444,7 @@ def test_reserved_fields_must_be_zero(bundle: Path) -> None:
 
 def test_exported_names() -> None:
     public = {name for name in vars(runtime) if not name.startswith("_")}
-    modules = {"engine", "model", "options", "timeline"}
+    modules = {"engine", "grammar", "model", "options", "timeline"}
     assert public - modules == set(runtime.__all__)
     assert runtime.__all__ == [
         "KV",
@@ -456,6 +456,7 @@ def test_exported_names() -> None:
         "Drafter",
         "Engine",
         "EngineOptions",
+        "Grammar",
         "Look",
         "Model",
         "ModelInfo",

@@ -139,6 +139,25 @@ def test_generate_gives_the_same_text(bundle: Path, options: list[Arg]) -> None:
     assert b"plan: weights" in result.stderr
 
 
+def test_json_schema(bundle: Path, tmp_path: Path) -> None:
+    schema, bad, pattern = (tmp_path / name for name in ("schema.json", "bad.json", "pattern.json"))
+    properties = {"boat": {"enum": ["red", "green"]}, "crew": {"type": "array", "items": {"type": "boolean"}}}
+    schema.write_text(json.dumps({"properties": properties, "required": ["boat"]}), encoding="utf-8")
+    bad.write_text("{", encoding="utf-8")
+    pattern.write_text('{"pattern": "a"}', encoding="utf-8")
+    command: list[Arg] = ["generate", "-m", bundle, "-p", "boat", "-n", "0", "--stats", "json"]
+    for options in (["--temp", "1", "--seed", "2"], ["--draft", "off"]):
+        result = run_both(*command, *options, "--json-schema", schema)
+        assert json.loads(result.stdout)["boat"] in ("red", "green")
+        assert stats(result)["stop"] == "grammar"
+    chat = run_both("chat", "-m", bundle, "-n", "60", "--json-schema", schema, stdin=b"one\ntwo\n")
+    assert [list(json.loads(line)) for line in chat.stdout.splitlines() if line.endswith(b"}")]
+    assert b"'pattern' is not supported at #" in run_both(*command, "--json-schema", pattern, code=2).stderr
+    assert b"JSON: expected" in run_both(*command, "--json-schema", bad, code=2).stderr
+    run_both(*command, "--json-schema", tmp_path / "none", code=3)
+    run_both(*command, "--json-schema", tmp_path, code=6)
+
+
 def test_statistics_have_the_documented_keys(bundle: Path) -> None:
     table = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("| key | meaning |")[2]
     documented = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\|([^|]*)\|", table.split("\n\n")[0], re.M)))

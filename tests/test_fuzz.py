@@ -66,10 +66,17 @@ def test_calls_in_any_order(fuzzer: Callable[[str], Path], bundles: list[str]) -
     assert counts["reruns"] > 0
 
 
-@pytest.mark.parametrize("target", ["bundle", "text", "chat", "costs"])
-def test_inputs(fuzzer: Callable[[str], Path], bundles: list[str], target: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "target"),
+    [
+        *(("inputs", target) for target in ("bundle", "text", "chat", "costs")),
+        *(("structured", target) for target in ("json", "schema")),
+    ],
+)
+def test_inputs(fuzzer: Callable[[str], Path], bundles: list[str], program: str, target: str) -> None:
+    files = bundles if program == "inputs" else bundles[1:]
     done = subprocess.run(
-        [str(fuzzer("inputs")), target, str(SECONDS / 2), *bundles],
+        [str(fuzzer(program)), target, str(SECONDS / 2), *files],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

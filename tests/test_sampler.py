@@ -45,6 +45,7 @@ class Sampler:
         logits: Iterable[float],
         prefix: Sequence[int] | int = 0,
         exempt: Iterable[int] = (),
+        allowed: Sequence[int] | None = None,
         **changes: Any,
     ) -> int:
         """One choice; a number stands for a prefix of that length whose tokens do not matter."""
@@ -52,9 +53,11 @@ class Sampler:
         ids = self.ffi.NULL if isinstance(prefix, int) else self.ffi.new("uint32_t[]", list(prefix))
         length = prefix if isinstance(prefix, int) else len(prefix)
         spared = self.ffi.new("uint32_t[]", sorted(exempt))
+        chosen_from = self.ffi.NULL if allowed is None else self.ffi.new("uint32_t[]", list(allowed))
+        candidates = len(values) if allowed is None else len(allowed), chosen_from
         return int(
             self.lib.mxd_sample(
-                *(self.kernels, self.sampling(**changes), values, len(values), (spared, len(spared))),
+                *(self.kernels, self.sampling(**changes), values, *candidates, (spared, len(spared))),
                 *(ids, length, self.scratch),
             )
         )
@@ -68,8 +71,8 @@ class Sampler:
             sampling.seed = seed
             for position in range(positions):
                 out[seed, position] = sample(
-                    *(self.kernels, sampling, values, len(values), nobody, self.ffi.NULL, position),
-                    self.scratch,
+                    *(self.kernels, sampling, values, len(values), self.ffi.NULL, nobody, self.ffi.NULL),
+                    *(position, self.scratch),
                 )
         return out
 
@@ -147,13 +150,16 @@ def choose(
     seed: int = 0,
     repeat_penalty: float = 1.0,
     exempt: Iterable[int] = (),
+    allowed: Sequence[int] | None = None,
     **limits: Any,
 ) -> int:
     x = penalized(logits, prefix, exempt, repeat_penalty)
+    ids = list(range(x.size)) if allowed is None else list(allowed)
+    x = x[ids]
     if temperature == 0:
-        return int(np.flatnonzero(x == x.max())[0])
+        return ids[int(np.flatnonzero(x == x.max())[0])]
     w = sampler.weights(x, temperature)
-    arrival = {i: -log(uniform(seed, len(prefix), i)) / float(w[i]) for i in kept(w, **limits)}
+    arrival = {ids[i]: -log(uniform(seed, len(prefix), ids[i])) / float(w[i]) for i in kept(w, **limits)}
     return min(arrival, key=lambda i: (arrival[i], i))
 
 
@@ -177,11 +183,13 @@ limits = st.fixed_dictionaries(
     seed=st.integers(0, _MASK),
     prefix=st.lists(st.integers(0, 63), max_size=12),
     exempt=st.sets(st.integers(0, 63), max_size=9),
+    allowed=st.none() | st.sets(st.integers(0, 63), min_size=1),
     limits=limits,
 )
-@example([0.0] * 4, 1.0, 0, [], set(), {"top_p": 0.5})  # the mass of two of four is exactly enough
-@example([0.0] * 4, 1.0, 0, [], set(), {"top_k": 2})  # a tie at the border of top-k
-@example([1.0, 1.0, 0.5], 1.0, 1, [], set(), {"min_p": 1.0})
+@example([0.0] * 4, 1.0, 0, [], set(), None, {"top_p": 0.5})  # the mass of two of four is exactly enough
+@example([0.0] * 4, 1.0, 0, [], set(), {1, 3}, {"top_p": 0.5})
+@example([0.0] * 4, 1.0, 0, [], set(), None, {"top_k": 2})  # a tie at the border of top-k
+@example([1.0, 1.0, 0.5], 1.0, 1, [], set(), None, {"min_p": 1.0})
 def test_every_choice_is_the_documented_one(
     sampler: Sampler,
     logits: list[float],
@@ -189,12 +197,16 @@ def test_every_choice_is_the_documented_one(
     seed: int,
     prefix: list[int],
     exempt: set[int],
+    allowed: set[int] | None,
     limits: dict[str, Any],
 ) -> None:
     prefix = [token % len(logits) for token in prefix]
     exempt = {token for token in exempt if token < len(logits)}
-    expected = choose(sampler, logits, prefix, temperature, seed, exempt=exempt, **limits)
-    assert sampler.choose(logits, prefix, exempt, temperature=temperature, seed=seed, **limits) == expected
+    ids = allowed and sorted({token % len(logits) for token in allowed})
+    expected = choose(sampler, logits, prefix, temperature, seed, exempt=exempt, allowed=ids, **limits)
+    assert (
+        sampler.choose(logits, prefix, exempt, ids, temperature=temperature, seed=seed, **limits) == expected
+    )
     assert not any(sampler.seen)
 
 

@@ -38,7 +38,7 @@ enum { DRAFT_ALL = MXD_DRAFT_MODEL + 1 };
 
 /* The values of all options. */
 typedef struct settings {
-    const char *bundle, *text, *file, *system, *csv, *json;
+    const char *bundle, *text, *file, *system, *csv, *json, *schema;
     const char *stops[MAX_STOPS];
     uint64_t stop_count;
     uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat, draft_max, catch_up;
@@ -54,6 +54,7 @@ typedef struct settings {
 typedef struct session {
     mxd_model *model;
     mxd_engine *engine;
+    mxd_grammar *grammar; /* of seq */
     mxd_seq *seq;
     uint64_t seed; /* of seq */
 } session;
@@ -110,6 +111,8 @@ int emit_buffer(text_buffer *t);
 
 /* Append to *out the text from the one of -p, -f and - that was given. */
 int read_text(const settings *s, text_buffer *out);
+/* Append to *out the content of a file, pipe or device. */
+int read_file(const char *path, text_buffer *out);
 /* Standard input by lines; begin with zeros, free text.data. */
 typedef struct line_reader {
     text_buffer text;
@@ -133,7 +136,7 @@ int open_model(const char *path, session *out);
 int open_engine(const settings *s, uint32_t max_rows, session *out);
 /* Take what steps cost on this machine from the user's cache, or measure it: draft lengths rest on it. */
 int know_costs(const session *run);
-/* Open the sequence; draw a seed, and tell it, where the text is drawn and none was given. */
+/* Open the sequence, with its grammar; draw a seed, and tell it, where the text is drawn and none was given. */
 int open_seq(const settings *s, session *out);
 void session_close(session *s);
 /* Append a memory plan as one line. */

@@ -49,6 +49,17 @@ static int read_stream(int fd, const char *name, text_buffer *out) {
     return code;
 }
 
+int read_file(const char *path, text_buffer *out) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    if (fd < 0) {
+        int code = errno == ENOENT ? EXIT_REFUSED : EXIT_IO;
+        return fail(code, "cannot read %s: %s", path, strerror(errno));
+    }
+    int code = read_stream(fd, path, out);
+    close(fd);
+    return code;
+}
+
 int read_text(const settings *s, text_buffer *out) {
     if (!!s->text + !!s->file + s->from_stdin != 1)
         return fail(EXIT_USAGE, "give the text as exactly one of -p TEXT, -f FILE and -");
@@ -57,14 +68,7 @@ int read_text(const settings *s, text_buffer *out) {
         append(out, s->text, strlen(s->text));
         return EXIT_DONE;
     }
-    int fd = open(s->file, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-    if (fd < 0) {
-        int code = errno == ENOENT ? EXIT_REFUSED : EXIT_IO;
-        return fail(code, "cannot read %s: %s", s->file, strerror(errno));
-    }
-    int code = read_stream(fd, s->file, out);
-    close(fd);
-    return code;
+    return read_file(s->file, out);
 }
 
 /* Read more after what the last line left, which moves to the beginning. */

@@ -83,6 +83,7 @@ static const option sampling_options[] = {
            .high = UINT64_MAX, .given = offsetof(settings, seeded)),
     OPTION("--stop", TEXTS, stops, "Stop before this text; may be repeated.", .metavar = "TEXT"),
     FLAG_OPTION("--ignore-eos", ignore_eos, "Go on after end-of-sequence tokens."),
+    TEXT_OPTION("--json-schema", schema, "FILE", "Answer with a document of this JSON schema."),
     END_OPTION
 };
 static const option draft_options[] = {

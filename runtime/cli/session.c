@@ -89,6 +89,18 @@ int know_costs(const session *run) {
     return status ? fail_status(&error) : EXIT_DONE;
 }
 
+/* Let the sequence write documents of the JSON schema in a file. */
+static int set_schema(const char *path, session *out) {
+    mxd_error error;
+    text_buffer schema = {0};
+    int code = read_file(path, &schema);
+    if (!code && (mxd_grammar_compile(out->model, schema.data, schema.length, &out->grammar, &error) ||
+                  mxd_seq_set_grammar(out->seq, out->grammar, 0, &error)))
+        code = fail_status(&error);
+    free(schema.data);
+    return code;
+}
+
 int open_seq(const settings *s, session *out) {
     mxd_error error;
     mxd_sampling sampling;
@@ -107,11 +119,13 @@ int open_seq(const settings *s, session *out) {
     sampling.ignore_eos = s->ignore_eos;
     sampling.stop = s->stops;
     sampling.stop_count = (uint32_t)s->stop_count;
-    return mxd_seq_open(out->engine, &sampling, &out->seq, &error) ? fail_status(&error) : EXIT_DONE;
+    if (mxd_seq_open(out->engine, &sampling, &out->seq, &error)) return fail_status(&error);
+    return s->schema ? set_schema(s->schema, out) : EXIT_DONE;
 }
 
 void session_close(session *s) {
     mxd_seq_close(&s->seq);
+    mxd_grammar_free(&s->grammar);
     mxd_engine_close(&s->engine);
     mxd_model_close(&s->model);
 }

@@ -20,7 +20,7 @@
  * allocates nothing. mxd_step() neither allocates nor locks, except to wake threads that have fallen asleep. These
  * allocate, and free again before they return: mxd_chat_encode(), mxd_encode() for a long word, mxd_verify(), and what
  * reads files of the system (plans, costs, statistics, mxd_default_threads()). mxd_bench_close() frees the results of
- * mxd_bench_run().
+ * mxd_bench_run(), mxd_grammar_free() what mxd_grammar_compile() made.
  *
  * Threads: an engine and its sequences belong to one caller thread at a time. Engines may share a model.
  *
@@ -75,7 +75,8 @@ extern "C" {
 typedef struct mxd_model mxd_model;
 typedef struct mxd_engine mxd_engine;
 typedef struct mxd_seq mxd_seq;
-typedef struct mxd_bench mxd_bench; /* results of a benchmark */
+typedef struct mxd_grammar mxd_grammar; /* what the text of a sequence has to fit */
+typedef struct mxd_bench mxd_bench;     /* results of a benchmark */
 
 /* ---- status and error ---- */
 
@@ -227,7 +228,8 @@ typedef enum mxd_stop {
     MXD_STOP_EOS = 1,
     MXD_STOP_LIMIT = 2,   /* max_tokens */
     MXD_STOP_CONTEXT = 3, /* the context is full */
-    MXD_STOP_STRING = 4
+    MXD_STOP_STRING = 4,
+    MXD_STOP_GRAMMAR = 5 /* the document that a grammar asks for is complete */
 } mxd_stop;
 
 /* Statistics since the last prompt. */
@@ -277,10 +279,11 @@ typedef struct mxd_token_record {
 /* Who drafted a token. */
 typedef enum mxd_source {
     MXD_SOURCE_CALLER = 0,
-    MXD_SOURCE_COPY = 1,  /* look-up in prompt and output */
-    MXD_SOURCE_TABLE = 2, /* look-up in the bundle's table */
-    MXD_SOURCE_MODEL = 3, /* the trained drafter */
-    MXD_SOURCE_BASE = 4   /* base precision for full */
+    MXD_SOURCE_COPY = 1,   /* look-up in prompt and output */
+    MXD_SOURCE_TABLE = 2,  /* look-up in the bundle's table */
+    MXD_SOURCE_MODEL = 3,  /* the trained drafter */
+    MXD_SOURCE_BASE = 4,   /* base precision for full */
+    MXD_SOURCE_GRAMMAR = 5 /* the only text that the grammar leaves */
 } mxd_source;
 
 /* A token drafted for a step, and what became of it. */
@@ -432,6 +435,25 @@ void mxd_seq_set_drafter(mxd_seq *seq, mxd_draft_function *function, void *arg);
  * what is generated, from the first row on that is not decided yet: a row that waits for full precision is. It is called
  * within mxd_step() and mxd_seq_logits(). */
 void mxd_seq_set_core_rule(mxd_seq *seq, mxd_core_function *function, void *arg);
+
+/* ---- functions: structured output (docs/structured-output.md) ---- */
+
+/* Make a grammar of a JSON schema, schema[len], for the sequences of one engine of `model`: MXD_ERR_ARGUMENT names what
+ * the schema asks for that is not supported or too large. It must outlive its use, and belongs to the engine's thread. */
+mxd_status mxd_grammar_compile(const mxd_model *model, const char *schema, size_t len, mxd_grammar **out,
+                               mxd_error *err);
+/* The same of a list of tools as OpenAI's API has it, a JSON text: the document is {"name": ..., "arguments": ...}, a call of
+ * the tool `name` or, if that is NULL, of any. */
+mxd_status mxd_grammar_compile_tools(const mxd_model *model, const char *tools, size_t len, const char *name,
+                                     mxd_grammar **out, mxd_error *err);
+/* Free a grammar that no open sequence has. */
+void mxd_grammar_free(mxd_grammar **grammar);
+/* Let what the sequence generates fit `grammar`; NULL: any text. The document begins at token `from`, and at the end of
+ * each later prompt a new one does. Only tokens that fit are chosen, as if the others had probability 0 before all other
+ * settings; an end-of-sequence token fits where the document may end. Once nothing can follow the sequence stops
+ * (MXD_STOP_GRAMMAR); what max_tokens cuts is the beginning of a document. MXD_ERR_ARGUMENT if the tokens from `from` on do
+ * not fit, or the grammar is another model's. A copy of the sequence has no grammar. */
+mxd_status mxd_seq_set_grammar(mxd_seq *seq, mxd_grammar *grammar, size_t from, mxd_error *err);
 
 /* ---- functions: proof and introspection ---- */
 

@@ -27,7 +27,8 @@ enum {
     MXD_KIND_MODEL = 40,  /* + sixteenth of the drafter's confidence */
     MXD_KIND_SECOND = 56, /* its second choice: + eighth of the confidence */
     MXD_KIND_BASE = 64,   /* base precision for full: + depth, up to 7 */
-    MXD_KINDS = 72
+    MXD_KIND_FORCED = 72, /* a grammar leaves no other text */
+    MXD_KINDS = 73
 };
 
 /* A drafted token. */

@@ -4,11 +4,12 @@
 #include "internal.h"
 
 static uint32_t source_of(uint8_t kind) {
-    return kind < MXD_KIND_COPY    ? MXD_SOURCE_CALLER
-           : kind < MXD_KIND_TABLE ? MXD_SOURCE_COPY
-           : kind < MXD_KIND_MODEL ? MXD_SOURCE_TABLE
-           : kind < MXD_KIND_BASE  ? MXD_SOURCE_MODEL
-                                   : MXD_SOURCE_BASE;
+    return kind < MXD_KIND_COPY     ? MXD_SOURCE_CALLER
+           : kind < MXD_KIND_TABLE  ? MXD_SOURCE_COPY
+           : kind < MXD_KIND_MODEL  ? MXD_SOURCE_TABLE
+           : kind < MXD_KIND_BASE   ? MXD_SOURCE_MODEL
+           : kind < MXD_KIND_FORCED ? MXD_SOURCE_BASE
+                                    : MXD_SOURCE_GRAMMAR;
 }
 
 void mxd_draft_log_begin(mxd_seq *s) {

@@ -24,6 +24,7 @@ float mxd_policy_prior(uint8_t kind) {
         int length = kind - MXD_KIND_COPY + 1;
         return length >= 8 ? 0.9f : 0.1f + 0.1f * (float)length;
     }
+    if (kind == MXD_KIND_FORCED) return 0.9f;
     if (kind >= MXD_KIND_BASE) return 0.75f;
     if (kind >= MXD_KIND_MODEL && kind < MXD_KIND_SECOND) return ((float)(kind - MXD_KIND_MODEL) + 0.5f) / 16;
     return ((float)(kind % 8) + 0.5f) / 8; /* bins of eight */

@@ -10,6 +10,7 @@
 #include "draft_log.h"
 #include "draft_model.h"
 #include "forward.h"
+#include "grammar.h"
 #include "kv.h"
 #include "model.h"
 #include "monitor.h"
@@ -60,6 +61,7 @@ struct mxd_seq {
     mxd_drafter_state drafter;
     mxd_monitor_state monitor;
     mxd_draft_log drafts;
+    mxd_grammar_state grammar;
 
     mxd_draft_function *caller_drafter; /* or NULL */
     void *caller_drafter_arg;

@@ -18,11 +18,12 @@ DEFINE_NAME(mxd_kv_name, NULL, [MXD_KV_AUTO] = "auto", [MXD_KV_F16] = "f16", [MX
             [MXD_KV_MXFP4] = "mxfp4", [MXD_KV_TIERED] = "tiered")
 DEFINE_NAME(mxd_tier_name, NULL, [MXD_TIER_RECENT] = "recent", [MXD_TIER_CORE] = "core", [MXD_TIER_FAR] = "far")
 DEFINE_NAME(mxd_stop_name, NULL, [MXD_STOP_NONE] = "none", [MXD_STOP_EOS] = "eos", [MXD_STOP_LIMIT] = "limit",
-            [MXD_STOP_CONTEXT] = "context", [MXD_STOP_STRING] = "string")
+            [MXD_STOP_CONTEXT] = "context", [MXD_STOP_STRING] = "string", [MXD_STOP_GRAMMAR] = "grammar")
 DEFINE_NAME(mxd_look_name,
             NULL, [MXD_LOOK_NONE] = "none", [MXD_LOOK_CORE] = "core", [MXD_LOOK_DUE] = "due", [MXD_LOOK_ALL] = "all")
-DEFINE_NAME(mxd_source_name, NULL, [MXD_SOURCE_CALLER] = "caller", [MXD_SOURCE_COPY] = "copy",
-            [MXD_SOURCE_TABLE] = "table", [MXD_SOURCE_MODEL] = "model", [MXD_SOURCE_BASE] = "base")
+DEFINE_NAME(mxd_source_name,
+            NULL, [MXD_SOURCE_CALLER] = "caller", [MXD_SOURCE_COPY] = "copy", [MXD_SOURCE_TABLE] = "table",
+            [MXD_SOURCE_MODEL] = "model", [MXD_SOURCE_BASE] = "base", [MXD_SOURCE_GRAMMAR] = "grammar")
 DEFINE_NAME(mxd_bench_format_name,
             NULL, [MXD_BENCH_TABLE] = "table", [MXD_BENCH_CSV] = "csv", [MXD_BENCH_JSON] = "json")
 

@@ -115,10 +115,13 @@ static void enter(race *r, uint32_t candidate, float weight) {
     r->winner = candidate;
 }
 
-uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t vocab, mxd_exempt exempt,
-                    const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch) {
+uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t count,
+                    const uint32_t *allowed, mxd_exempt exempt, const uint32_t *prefix, size_t n,
+                    const mxd_sampler_scratch *scratch) {
     if (s->repeat_penalty != 1) penalize(s->repeat_penalty, logits, exempt, prefix, n, scratch->seen);
-    return mxd_sample_among(kernels, s, logits, vocab, NULL, n, scratch);
+    for (uint32_t i = 0; allowed && i < count; i++) logits[i] = logits[allowed[i]]; /* i <= allowed[i] */
+    uint32_t chosen = mxd_sample_among(kernels, s, logits, count, allowed, n, scratch);
+    return allowed ? allowed[chosen] : chosen;
 }
 
 uint32_t mxd_sample_among(const mxd_kernels *kernels, const mxd_sampling *s, const float *logits, uint32_t vocab,

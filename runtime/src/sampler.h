@@ -25,10 +25,12 @@ typedef struct mxd_exempt {
 /* Whether the choice is always the likeliest token, so that no other logit is needed. */
 bool mxd_is_greedy(const mxd_sampling *sampling);
 
-/* Choose the token at `position` of a sequence whose earlier tokens are prefix[n]. Changes logits in place when a
- * repetition penalty is set, except those of `exempt` tokens. All logits are finite. */
-uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *sampling, float *logits, uint32_t vocab,
-                    mxd_exempt exempt, const uint32_t *prefix, size_t n, const mxd_sampler_scratch *scratch);
+/* Choose among the `count` tokens `allowed`, ascending (NULL: all, 0..count-1), the one after prefix[n]. Changes logits in
+ * place when a repetition penalty is set, except those of `exempt` tokens, and when not all are allowed. All logits are
+ * finite. */
+uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *sampling, float *logits, uint32_t count,
+                    const uint32_t *allowed, mxd_exempt exempt, const uint32_t *prefix, size_t n,
+                    const mxd_sampler_scratch *scratch);
 
 /* Choose among `count` candidates, the tokens ids[count] (NULL: all tokens), without the penalty; returns the index of
  * the candidate. */

@@ -43,6 +43,8 @@ mxd_status mxd_seq_open_mixing(mxd_engine *g, bool mixes, const mxd_sampling *sa
     s->stop = MXD_STOP_NONE;
     s->stats = (mxd_stats){0};
     s->caller_drafter = NULL;
+    s->grammar.grammar = NULL;
+    mxd_grammar_begin(s, 0);
     mxd_kv_truncate(s, 0);
     mxd_monitor_truncate(s, 0);
     mxd_precision_open(s, mixes);
@@ -107,6 +109,7 @@ mxd_status mxd_seq_prompt(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *
     memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
     s->token_count += n;
     s->prompt_end = s->output_from = s->token_count;
+    mxd_grammar_begin(s, s->token_count);
     s->stop = MXD_STOP_NONE;
     s->held_len = s->text_len = 0;
     mxd_draft_model_truncate(s, s->n_past);
@@ -126,6 +129,7 @@ mxd_status mxd_seq_truncate(mxd_seq *s, size_t n, mxd_error *err) {
     s->stop = n == s->engine->plan.ctx ? MXD_STOP_CONTEXT : MXD_STOP_NONE;
     if (n == s->token_count) return MXD_OK; /* nothing is forgotten */
     mxd_monitor_truncate(s, n);
+    mxd_grammar_truncate(s, n);
     s->token_count = n;
     s->replay_end = n < mxd_seq_known(s) ? n : mxd_seq_known(s);
     s->n_past = mxd_precision_truncate(s, n, mxd_kv_truncate(s, n));
@@ -244,6 +248,8 @@ void mxd_seq_commit(mxd_seq *s, const mxd_token_record *record, int32_t node) {
         s->stop = MXD_STOP_STRING;
     } else if (mxd_tokenizer_is_eos(t, id) && !s->sampling.ignore_eos) {
         s->stop = MXD_STOP_EOS;
+    } else if (mxd_grammar_read(s)) {
+        s->stop = MXD_STOP_GRAMMAR;
     } else if (s->sampling.max_tokens && s->stats.generated_tokens >= s->sampling.max_tokens) {
         s->stop = MXD_STOP_LIMIT;
     } else if (s->token_count == g->plan.ctx) {

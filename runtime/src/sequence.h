@@ -22,6 +22,11 @@ static inline size_t mxd_seq_known(const mxd_seq *s) {
     return s->n_past > s->replay_end ? s->n_past : s->replay_end;
 }
 
+/* Whether more than the likeliest token is asked of its rows. */
+static inline bool mxd_seq_needs_logits(const mxd_seq *s) {
+    return !mxd_is_greedy(&s->sampling) || s->grammar.grammar;
+}
+
 /* Whether a step has a row of the sequence to run. */
 static inline bool mxd_seq_has_work(const mxd_seq *s) {
     return s->stop == MXD_STOP_NONE && s->token_count > mxd_seq_known(s);

@@ -76,7 +76,8 @@ static void ask_drafters(mxd_pass *pass, mxd_seq *const *seqs, const size_t *mos
     size_t left[MXD_MAX_SEQS] = {0};
     for (size_t i = 0; i < n; i++) {
         found[i].count = 0;
-        if (g->draft != MXD_DRAFT_MODEL)
+        if (seqs[i]->grammar.grammar) mxd_grammar_propose(g->policy, seqs[i], most[i], &found[i]);
+        if (g->draft != MXD_DRAFT_MODEL && found[i].count == 0)
             mxd_ngram_propose(table, g->policy, seqs[i]->tokens, seqs[i]->token_count, most[i], &found[i]);
         left[i] = found[i].count > 0 && found[i].node[0].path > SURE ? 0 : most[i];
         if (left[i] > 0 && seqs[i]->drafter.guess_count > 0) pass->observation.asked_model = 1;
@@ -91,7 +92,7 @@ mxd_status mxd_speculate_propose(mxd_pass *pass, mxd_error *err) {
     mxd_proposal *proposals[MXD_MAX_SEQS];
     mxd_seq *drafting[MXD_MAX_SEQS];
     size_t most[MXD_MAX_SEQS], n = 0, asked = 0, wanted = 0;
-    bool sampled = false;
+    bool logits = false;
     mxd_status status = MXD_OK;
     double start = mxd_now();
     for (size_t i = 0; i < pass->count && !status; i++) {
@@ -99,7 +100,7 @@ mxd_status mxd_speculate_propose(mxd_pass *pass, mxd_error *err) {
         mxd_seq *s = p->seq;
         mxd_proposal *proposal = mxd_draft_log_clear(s);
         wanted += p->reaches_end;
-        sampled |= !mxd_is_greedy(&s->sampling);
+        logits |= mxd_seq_needs_logits(s);
         bool drafts = p->decoding && g->draft != MXD_DRAFT_OFF && pass->full == mxd_first_pass(g);
         size_t limit = drafts ? draft_limit(g, s) : 0;
         if (limit == 0) continue;
@@ -113,10 +114,13 @@ mxd_status mxd_speculate_propose(mxd_pass *pass, mxd_error *err) {
     }
     if (!status) ask_drafters(pass, drafting, most, asked, wanted);
     size_t room = g->max_rows - pass->rows;
-    if (sampled && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
+    if (logits && room > g->logit_rows - wanted) room = g->logit_rows - wanted;
     double proposed = mxd_now();
-    for (size_t i = 0; i < pass->count; i++)
-        if (pass->parts[i].seq->drafts.proposal.count > 0) mxd_draft_log_proposed(pass->parts[i].seq);
+    for (size_t i = 0; i < pass->count; i++) {
+        mxd_seq *s = pass->parts[i].seq;
+        if (s->grammar.grammar) mxd_grammar_prune(s, &s->drafts.proposal);
+        if (s->drafts.proposal.count > 0) mxd_draft_log_proposed(s);
+    }
     if (n > 0 && !status) {
         mxd_policy_choose(g->policy, proposals, n, wanted, room, g->draft_min, &pass->observation);
         pass->observation.type = MXD_OBSERVED_CHOICE;
@@ -148,7 +152,9 @@ void mxd_speculate_add_rows(mxd_engine *g, const mxd_seq *s, size_t newest, mxd_
 static uint32_t choose_token(mxd_seq *s, const mxd_outcome *outcome) {
     const mxd_engine *g = s->engine;
     if (!outcome->logits) return outcome->winner;
-    return mxd_sample(&g->kernels, &s->sampling, outcome->logits, g->model->config.vocab, mxd_control_tokens(g->model),
+    const uint32_t *allowed = NULL;
+    uint32_t count = s->grammar.grammar ? mxd_grammar_allowed(s, &allowed) : g->model->config.vocab;
+    return mxd_sample(&g->kernels, &s->sampling, outcome->logits, count, allowed, mxd_control_tokens(g->model),
                       s->tokens, s->token_count, &g->scratch);
 }
 

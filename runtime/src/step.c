@@ -45,7 +45,7 @@ static void fill_rows(mxd_pass *pass) {
     for (size_t i = 0; i < pass->count; i++) {
         mxd_part *p = &pass->parts[i];
         const mxd_seq *s = p->seq;
-        mxd_output output = mxd_is_greedy(&s->sampling) ? MXD_OUTPUT_WINNER : MXD_OUTPUT_LOGITS;
+        mxd_output output = mxd_seq_needs_logits(s) ? MXD_OUTPUT_LOGITS : MXD_OUTPUT_WINNER;
         p->first = g->row_count;
         p->outcome = outcome;
         for (size_t k = 0; k < p->rows; k++) {
@@ -190,6 +190,7 @@ static mxd_status check_sequences(const mxd_engine *g, mxd_seq *const *seqs, siz
 
 static mxd_status run_step(mxd_engine *g, mxd_seq *const *seqs, size_t n, mxd_error *err) {
     mxd_status status = check_sequences(g, seqs, n, err);
+    for (size_t i = 0; i < n && !status; i++) status = mxd_grammar_check(seqs[i], err);
     if (status) return status;
     bool decoding[MXD_MAX_SEQS] = {false}, prefilling[MXD_MAX_SEQS] = {false}, any = false;
     for (size_t i = 0; i < n; i++) {

@@ -18,7 +18,7 @@ static mxd_status digest_prompt(mxd_seq *s, const uint32_t *ids, uint32_t count,
         if (status) return status;
         mxd_sha256_update(sha, logits, (size_t)n * vocab * sizeof *logits);
         float *last = logits + (size_t)(n - 1) * vocab;
-        next = mxd_sample(&g->kernels, &s->sampling, last, vocab, mxd_control_tokens(g->model), s->tokens,
+        next = mxd_sample(&g->kernels, &s->sampling, last, vocab, NULL, mxd_control_tokens(g->model), s->tokens,
                           s->token_count, &g->scratch);
     }
     return MXD_OK;

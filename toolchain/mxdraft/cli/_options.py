@@ -137,6 +137,7 @@ sampling_options = options(
     ),
     click.option("--stop", metavar="TEXT", multiple=True, help="Stop before this text; may be repeated."),
     click.option("--ignore-eos", is_flag=True, help="Go on after end-of-sequence tokens."),
+    click.option("--json-schema", metavar="FILE", help="Answer with a document of this JSON schema."),
 )
 
 draft_options = options(

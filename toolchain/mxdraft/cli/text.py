@@ -42,7 +42,7 @@ from mxdraft.cli._terminal import (
 )
 from mxdraft.errors import CapacityError, TransferError, UsageError
 from mxdraft.files import replacing
-from mxdraft.runtime import Engine, EngineOptions, Model, Timeline
+from mxdraft.runtime import Engine, EngineOptions, Grammar, Model, Timeline
 
 if TYPE_CHECKING:
     from mxdraft.trace.record import FullPrecision
@@ -57,6 +57,7 @@ class _SamplingOptions(TypedDict):
     seed: int | None
     stop: tuple[str, ...]
     ignore_eos: bool
+    json_schema: str | None
 
 
 class _RunOptions(EngineOptions, _SamplingOptions):
@@ -280,7 +281,7 @@ def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Timeline:
         seed = secrets.randbits(32)  # short enough to type
         note(f"mxdraft: note: seed {seed}")
     run["seed"] = seed
-    return Timeline(
+    timeline = Timeline(
         engine,
         temperature=run["temp"],
         top_k=run["top_k"],
@@ -292,6 +293,9 @@ def _open_sequence(engine: Engine, run: _RunOptions, limit: int) -> Timeline:
         ignore_eos=run["ignore_eos"],
         stop=[os.fsencode(text) for text in run["stop"]],
     )
+    if run["json_schema"] is not None:
+        timeline.fit(Grammar(engine, read_text(None, run["json_schema"], None)))
+    return timeline
 
 
 def _opening(system: str | None) -> list[tuple[str, bytes]]:

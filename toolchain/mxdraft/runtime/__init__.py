@@ -15,6 +15,7 @@ _handle.py   an object of the library with an owner
 options.py   the options of an engine and of a timeline, and the plan
 model.py     a bundle file: tokens, text, chat
 engine.py    an arena and a thread pool: steps, costs, verification, benchmark
+grammar.py   what the text of a timeline has to fit
 timeline.py  a token timeline: prompt, generate, truncate, logits, records
 """
 
@@ -27,6 +28,7 @@ from mxdraft.runtime.engine import (
     exit_on_bus_error,
     version,
 )
+from mxdraft.runtime.grammar import Grammar
 from mxdraft.runtime.model import Model, ModelInfo
 from mxdraft.runtime.options import KV, Draft, EngineOptions, Plan, Precision, SamplingOptions
 from mxdraft.runtime.timeline import (
@@ -55,6 +57,7 @@ __all__ = [
     "Drafter",
     "Engine",
     "EngineOptions",
+    "Grammar",
     "Look",
     "Model",
     "ModelInfo",

@@ -87,7 +87,7 @@ class Engine(Handle):
         """Run one step for any of this engine's sequences; then read ``output`` and ``text`` of each."""
         library = load()
         with self._resource.calls.running():
-            pointers = [sequence._pointer for sequence in sequences]
+            pointers = [sequence._runnable for sequence in sequences]
             array = library.ffi.new("mxd_seq *[]", pointers)
             library.call(library.lib.mxd_step, self._pointer, array, len(pointers))
 

@@ -11,16 +11,17 @@ from mxdraft.errors import UsageError
 from mxdraft.runtime._ffi import NO_TOKEN, load, text_of, words
 from mxdraft.runtime._handle import Handle, guarded
 from mxdraft.runtime.engine import Engine
+from mxdraft.runtime.grammar import Grammar
 from mxdraft.runtime.options import SamplingOptions, sampling_struct
 
 if TYPE_CHECKING:  # a command that asks for no logits starts sooner without numpy
     import numpy as np
     from numpy.typing import NDArray
 
-Stop = Literal["none", "eos", "limit", "context", "string"]
+Stop = Literal["none", "eos", "limit", "context", "string", "grammar"]
 Tier = Literal["recent", "core", "far"]
 Look = Literal["none", "core", "due", "all"]
-Source = Literal["caller", "copy", "table", "model", "base"]
+Source = Literal["caller", "copy", "table", "model", "base", "grammar"]
 
 # Propose tokens: takes all tokens so far and the most to propose; returns ids (a chain), or pairs of an id
 # and the index of the proposal that it follows (a tree; -1: the newest token).
@@ -81,8 +82,8 @@ class Timeline(Handle):
     """The tokens of one sequence, with its own sampling settings (``sampling``: see SamplingOptions).
 
     ``copy_of`` is another timeline of the engine: the new one begins with all that it holds, exactly as if it
-    had been given the same tokens. Raises UsageError on a setting out of range, if ``max_seqs`` sequences are
-    open, or if ``copy_of`` is another engine's.
+    had been given the same tokens, but without a grammar. Raises UsageError on a setting out of range, if
+    ``max_seqs`` sequences are open, or if ``copy_of`` is another engine's.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Timeline(Handle):
                 library.call(library.lib.mxd_seq_copy, copy_of._pointer, settings, box)
             super().__init__(box, library.lib.mxd_seq_close, engine, engine._resource.calls)
         self.engine: Engine = engine  # keeps it open
+        self._grammar: Grammar | None = None
         self._drafter: Any = None
         self._core_rule: Any = None
 
@@ -175,6 +177,28 @@ class Timeline(Handle):
         self._core_rule = rule and library.ffi.callback("mxd_core_function", call)
         pointer = self._core_rule or library.ffi.NULL
         library.lib.mxd_seq_set_core_rule(self._pointer, pointer, library.ffi.NULL)
+
+    @property
+    def _runnable(self) -> Any:
+        """The pointer for a step. Raises ValueError if this or its grammar is closed."""
+        if self._grammar is not None:
+            self._grammar._pointer  # noqa: B018  (raises if closed)
+        return self._pointer
+
+    @guarded
+    def fit(self, grammar: Grammar | None, start: int | None = None) -> None:
+        """Let what is generated fit ``grammar``; None: any text. The document begins at token ``start``
+        (default: after all that are there), and at the end of each later prompt a new one does.
+
+        Raises UsageError if tokens from ``start`` on do not fit, or if the grammar is another engine's.
+        """
+        if grammar is not None and grammar.engine is not self.engine:
+            raise UsageError("a grammar serves the sequences of its engine only")
+        library = load()
+        place = len(self.tokens) if start is None else start
+        pointer = library.ffi.NULL if grammar is None else grammar._pointer
+        library.call(library.lib.mxd_seq_set_grammar, self._pointer, pointer, place)
+        self._grammar = grammar  # keeps it open
 
     def logits(self, ids: Iterable[int]) -> NDArray[np.float32]:
         """Append ``ids`` by teacher forcing; return the logits after each, float32 [len(ids), vocab]."""
