@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mxdraft serve: what it answers never depends on its cache, its neighbours or how requests arrive; strangers are
-refused; whoever hangs up stops what they asked for."""
+"""mxdraft serve: what it answers never depends on its cache, its neighbours or how requests arrive;
+strangers are refused; whoever hangs up stops what they asked for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import C, PYTHON, errors, run
+from programs import PYTHON, C, errors, run
 
 CHAT = "/v1/chat/completions"
 WAIT_S = 60
@@ -164,7 +164,7 @@ MODES = [
 
 @pytest.mark.parametrize("mode", MODES, ids="-".join)
 def test_the_prompt_cache_changes_no_answer(bundle: Path, mode: tuple[str, str]) -> None:
-    """Conversations that branch, go back and are mixed with others: as a server answers that never heard them."""
+    """Talks that branch, go back and are mixed with others: as a server answers that never heard them."""
     with serving(bundle, *mode) as warm, serving(bundle, *mode, "--parallel", "1", "--parked", "0") as cold:
         cached = 0
         talks: list[list[dict[str, str]]] = [[{"role": "user", "content": p}] for p in PROMPTS[:3]]
@@ -282,6 +282,47 @@ def test_lists(bundle: Path, server: Server) -> None:
     assert (status, headers["content-length"], body) == (200, "15", b"")
 
 
+# ---- Ollama's API ----
+
+
+def test_ollama_words_the_same_answers(bundle: Path, server: Server) -> None:
+    expected = server.ask("Who was rowing?", max_tokens=15, temperature=1.1, seed=4)
+    text = expected["choices"][0]["message"]["content"]
+    options = {"num_predict": 15, "temperature": 1.1, "seed": 4, "num_ctx": 8192}
+    chat = {
+        "model": "t:latest",
+        "messages": [{"role": "user", "content": "Who was rowing?"}],
+        "options": options,
+    }
+    _, headers, body = server.request("/api/chat", chat | {"keep_alive": "5m", "tools": []})
+    pieces = [json.loads(line) for line in body.splitlines()]
+    assert headers["content-type"] == "application/x-ndjson"
+    assert "".join(p["message"]["content"] for p in pieces) == text
+    assert [p["done"] for p in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert (pieces[-1]["done_reason"], pieces[-1]["eval_count"]) == ("length", 15)
+    assert pieces[-1]["prompt_eval_count"] == expected["usage"]["prompt_tokens"]
+    _, _, body = server.request("/api/chat", chat | {"stream": False})
+    assert json.loads(body)["message"]["content"] == text
+    asked = {"prompt": "Who was rowing?", "stream": False, "options": options}
+    assert json.loads(server.request("/api/generate", asked)[2])["response"] == text
+    raw = {"prompt": "The boat", "raw": True, "stream": False, "options": {"num_predict": 9}}
+    plain = json.loads(server.request("/api/generate", raw)[2])["response"]
+    assert plain == generated(bundle, "The boat", "-n", "9", "--raw")
+    status, _, body = server.request("/api/chat", chat | {"model": "other"})
+    assert (status, json.loads(body)) == (404, {"error": "model 'other' not found"})
+    status, _, body = server.request("/api/chat", chat | {"format": "json"})
+    assert (status, json.loads(body)["error"]) == (400, "'format': only text is supported")
+
+
+def test_ollama_lists(server: Server) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", json.loads(server.request("/api/version")[2])["version"])
+    for path in ("/api/tags", "/api/ps"):
+        assert [m["model"] for m in json.loads(server.request(path)[2])["models"]] == ["t"]
+    shown = json.loads(server.request("/api/show", {"model": "t"})[2])
+    assert shown["capabilities"] == ["completion"]
+    assert shown["model_info"]["llama.context_length"] == 256
+
+
 # ---- HTTP ----
 
 BAD_HTTP = [
@@ -297,7 +338,7 @@ BAD_HTTP = [
     (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\n{}", 400),
     (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
     (
-        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
         400,
     ),
     (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\n\r\n{}", 413),
@@ -428,12 +469,12 @@ def test_a_key_is_asked_for_and_never_told(bundle: Path, tmp_path: Path) -> None
 
 
 def test_the_network_is_only_for_who_has_a_key(bundle: Path) -> None:
-    for host in ("0.0.0.0", "::"):  # noqa: S104
+    for host in ("0.0.0.0", "::"):
         done = run(C, "serve", "-m", bundle, "--port", "0", "--host", host)
         assert done.returncode == 2
         assert b"--api-key-file" in done.stderr
     assert run(C, "serve", "-m", bundle, "--host", "example.com").returncode == 2
-    with serving(bundle, "--host", "0.0.0.0", "--allow-anyone") as server:  # noqa: S104
+    with serving(bundle, "--host", "0.0.0.0", "--allow-anyone") as server:
         assert server.request("/v1/models", headers={"Host": "pi.local"})[0] == 200
 
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "openai.h"
+#include "put.h"
 #include "request.h"
 
 void answer_health(server *s, connection *c) {
@@ -17,17 +18,12 @@ void answer_props(server *s, connection *c) {
     mxd_json_writer w;
     mxd_json_writer_init(&w, 65536);
     mxd_json_open(&w, '{');
-    mxd_json_name(&w, "default_generation_settings");
-    mxd_json_open(&w, '{');
-    mxd_json_name(&w, "n_ctx");
-    mxd_json_put_integer(&w, s->plan->ctx);
+    put_open(&w, "default_generation_settings", '{');
+    put_whole(&w, "n_ctx", s->plan->ctx);
     mxd_json_close(&w, '}');
-    mxd_json_name(&w, "total_slots");
-    mxd_json_put_integer(&w, s->parallel);
-    mxd_json_name(&w, "model_alias");
-    mxd_json_put_text(&w, s->model_name);
-    mxd_json_name(&w, "build_info");
-    mxd_json_put_text(&w, mxd_version());
+    put_whole(&w, "total_slots", s->parallel);
+    put_text(&w, "model_alias", s->model_name);
+    put_text(&w, "build_info", mxd_version());
     mxd_json_close(&w, '}');
     respond(s, c, 200, "application/json", w.data, w.len);
     mxd_json_writer_free(&w);
@@ -83,8 +79,7 @@ void answer_tokenize(server *s, connection *c) {
         mxd_json_writer w;
         mxd_json_writer_init(&w, 16 << 20);
         mxd_json_open(&w, '{');
-        mxd_json_name(&w, "tokens");
-        mxd_json_open(&w, '[');
+        put_open(&w, "tokens", '[');
         if (!mxd_encode(s->run->model, text, strlen(text), ids, n, &n, &error))
             for (size_t i = 0; i < n; i++) mxd_json_put_integer(&w, ids[i]);
         mxd_json_close(&w, ']');

@@ -5,24 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "put.h"
 #include "request.h"
-
-#define PUT_TEXT(w, name, text) (mxd_json_name(w, name), mxd_json_put_text(w, text))
-#define PUT_WHOLE(w, name, value) (mxd_json_name(w, name), mxd_json_put_integer(w, (int64_t)(value)))
-#define PUT_NULL(w, name) (mxd_json_name(w, name), mxd_json_put_null(w))
 
 /* ---- what both kinds of answer share ---- */
 
 static void put_error(int status, const char *message, const char *code, mxd_json_writer *w) {
     mxd_json_open(w, '{');
-    mxd_json_name(w, "error");
-    mxd_json_open(w, '{');
-    PUT_TEXT(w, "message", message);
-    PUT_TEXT(w, "type",
+    put_open(w, "error", '{');
+    put_text(w, "message", message);
+    put_text(w, "type",
              status == 401   ? "authentication_error"
              : status >= 500 ? "server_error"
                              : "invalid_request_error");
-    PUT_NULL(w, "param");
+    put_null(w, "param");
     mxd_json_name(w, "code");
     if (code) mxd_json_put_text(w, code);
     else mxd_json_put_null(w);
@@ -51,24 +47,21 @@ static void open_answer(const exchange *e, const char *prefix, const char *objec
     char id[ID_BYTES + 16];
     snprintf(id, sizeof id, "%s-%s", prefix, e->id);
     mxd_json_open(w, '{');
-    PUT_TEXT(w, "id", id);
-    PUT_TEXT(w, "object", object);
-    PUT_WHOLE(w, "created", e->created);
-    PUT_TEXT(w, "model", e->model);
-    mxd_json_name(w, "choices");
-    mxd_json_open(w, '[');
+    put_text(w, "id", id);
+    put_text(w, "object", object);
+    put_whole(w, "created", e->created);
+    put_text(w, "model", e->model);
+    put_open(w, "choices", '[');
 }
 
 static void put_usage(const exchange *e, mxd_json_writer *w) {
     uint64_t generated = exchange_generated(e);
-    mxd_json_name(w, "usage");
-    mxd_json_open(w, '{');
-    PUT_WHOLE(w, "prompt_tokens", e->prompt_tokens);
-    PUT_WHOLE(w, "completion_tokens", generated);
-    PUT_WHOLE(w, "total_tokens", e->prompt_tokens + generated);
-    mxd_json_name(w, "prompt_tokens_details");
-    mxd_json_open(w, '{');
-    PUT_WHOLE(w, "cached_tokens", exchange_cached(e));
+    put_open(w, "usage", '{');
+    put_whole(w, "prompt_tokens", e->prompt_tokens);
+    put_whole(w, "completion_tokens", generated);
+    put_whole(w, "total_tokens", e->prompt_tokens + generated);
+    put_open(w, "prompt_tokens_details", '{');
+    put_whole(w, "cached_tokens", exchange_cached(e));
     mxd_json_close(w, '}');
     mxd_json_close(w, '}');
 }
@@ -84,20 +77,16 @@ static void put_finish(const choice *h, mxd_json_writer *w) {
 static void put_origins(const exchange *e, const choice *h, mxd_json_writer *w) {
     const mxd_stats *t = &h->news.stats;
     if (!e->with_origins) return;
-    mxd_json_name(w, "mxdraft");
-    mxd_json_open(w, '{');
-    mxd_json_name(w, "origins");
-    mxd_json_put_string(w, h->news.origins.data ? h->news.origins.data : "", h->news.origins.length);
+    put_open(w, "mxdraft", '{');
+    put_string(w, "origins", h->news.origins.data, h->news.origins.length);
     if (h->done) {
-        PUT_WHOLE(w, "seed", e->seed + h->index);
-        PUT_WHOLE(w, "cached_tokens", h->news.cached);
-        PUT_WHOLE(w, "generated_tokens", t->generated_tokens);
-        PUT_WHOLE(w, "drafted", t->drafted);
-        PUT_WHOLE(w, "accepted", t->accepted);
-        mxd_json_name(w, "first_token_s");
-        mxd_json_put_double(w, t->first_token_s);
-        mxd_json_name(w, "tokens_per_second");
-        mxd_json_put_double(w, t->decode_tok_per_s);
+        put_whole(w, "seed", e->seed + h->index);
+        put_whole(w, "cached_tokens", h->news.cached);
+        put_whole(w, "generated_tokens", t->generated_tokens);
+        put_whole(w, "drafted", t->drafted);
+        put_whole(w, "accepted", t->accepted);
+        put_number(w, "first_token_s", t->first_token_s);
+        put_number(w, "tokens_per_second", t->decode_tok_per_s);
     }
     mxd_json_close(w, '}');
 }
@@ -125,9 +114,8 @@ static void open_chunk(const exchange *e, uint32_t index, mxd_json_writer *w) {
     open_event(w);
     open_answer(e, "chatcmpl", "chat.completion.chunk", w);
     mxd_json_open(w, '{');
-    PUT_WHOLE(w, "index", index);
-    mxd_json_name(w, "delta");
-    mxd_json_open(w, '{');
+    put_whole(w, "index", index);
+    put_open(w, "delta", '{');
 }
 
 static void close_chunk(mxd_json_writer *w) {
@@ -138,10 +126,10 @@ static void close_chunk(mxd_json_writer *w) {
 static void begin_chat(const exchange *e, mxd_json_writer *w) {
     for (uint32_t i = 0; i < e->count; i++) {
         open_chunk(e, i, w);
-        PUT_TEXT(w, "role", "assistant");
-        PUT_TEXT(w, "content", "");
+        put_text(w, "role", "assistant");
+        put_text(w, "content", "");
         mxd_json_close(w, '}');
-        PUT_NULL(w, "finish_reason");
+        put_null(w, "finish_reason");
         mxd_json_close(w, '}');
         mxd_json_close(w, ']');
         close_chunk(w);
@@ -153,8 +141,7 @@ static void piece_of_chat(const exchange *e, const choice *h, mxd_json_writer *w
     if (text->length == 0 && !h->done) return;
     open_chunk(e, h->index, w);
     if (text->length > 0) {
-        mxd_json_name(w, "content");
-        mxd_json_put_string(w, text->data, text->length);
+        put_string(w, "content", text->data, text->length);
     }
     mxd_json_close(w, '}');
     put_finish(h, w);
@@ -173,21 +160,19 @@ static void whole_chat(const exchange *e, mxd_json_writer *w) {
     for (uint32_t i = 0; i < e->count; i++) {
         const choice *h = &e->choices[i];
         mxd_json_open(w, '{');
-        PUT_WHOLE(w, "index", i);
-        mxd_json_name(w, "message");
-        mxd_json_open(w, '{');
-        PUT_TEXT(w, "role", "assistant");
-        mxd_json_name(w, "content");
-        mxd_json_put_string(w, h->text.data ? h->text.data : "", h->text.length);
-        PUT_NULL(w, "refusal");
+        put_whole(w, "index", i);
+        put_open(w, "message", '{');
+        put_text(w, "role", "assistant");
+        put_string(w, "content", h->text.data, h->text.length);
+        put_null(w, "refusal");
         mxd_json_close(w, '}');
-        PUT_NULL(w, "logprobs");
+        put_null(w, "logprobs");
         put_finish(h, w);
         mxd_json_close(w, '}');
     }
     mxd_json_close(w, ']');
     put_usage(e, w);
-    PUT_WHOLE(w, "seed", e->seed);
+    put_whole(w, "seed", e->seed);
     mxd_json_close(w, '}');
 }
 
@@ -207,10 +192,9 @@ static void piece_of_completion(const exchange *e, const choice *h, mxd_json_wri
     open_event(w);
     open_answer(e, "cmpl", "text_completion", w);
     mxd_json_open(w, '{');
-    PUT_WHOLE(w, "index", h->index);
-    mxd_json_name(w, "text");
-    mxd_json_put_string(w, text->data ? text->data : "", text->length);
-    PUT_NULL(w, "logprobs");
+    put_whole(w, "index", h->index);
+    put_string(w, "text", text->data, text->length);
+    put_null(w, "logprobs");
     put_finish(h, w);
     mxd_json_close(w, '}');
     mxd_json_close(w, ']');
@@ -228,16 +212,15 @@ static void whole_completion(const exchange *e, mxd_json_writer *w) {
     for (uint32_t i = 0; i < e->count; i++) {
         const choice *h = &e->choices[i];
         mxd_json_open(w, '{');
-        PUT_WHOLE(w, "index", i);
-        mxd_json_name(w, "text");
-        mxd_json_put_string(w, h->text.data ? h->text.data : "", h->text.length);
-        PUT_NULL(w, "logprobs");
+        put_whole(w, "index", i);
+        put_string(w, "text", h->text.data, h->text.length);
+        put_null(w, "logprobs");
         put_finish(h, w);
         mxd_json_close(w, '}');
     }
     mxd_json_close(w, ']');
     put_usage(e, w);
-    PUT_WHOLE(w, "seed", e->seed);
+    put_whole(w, "seed", e->seed);
     mxd_json_close(w, '}');
 }
 
@@ -321,21 +304,19 @@ void openai_models(server *s, connection *c) {
     mxd_json_writer w;
     mxd_json_writer_init(&w, 65536);
     mxd_json_open(&w, '{');
-    PUT_TEXT(&w, "object", "list");
-    mxd_json_name(&w, "data");
-    mxd_json_open(&w, '[');
+    put_text(&w, "object", "list");
+    put_open(&w, "data", '[');
     mxd_json_open(&w, '{');
-    PUT_TEXT(&w, "id", s->model_name);
-    PUT_TEXT(&w, "object", "model");
-    PUT_WHOLE(&w, "created", s->model_time);
-    PUT_TEXT(&w, "owned_by", "mxdraft");
-    mxd_json_name(&w, "meta");
-    mxd_json_open(&w, '{');
-    PUT_WHOLE(&w, "n_ctx", s->plan->ctx);
-    PUT_WHOLE(&w, "n_ctx_train", s->info.max_positions);
-    PUT_WHOLE(&w, "n_vocab", s->info.vocab);
-    PUT_WHOLE(&w, "n_embd", s->info.hidden);
-    PUT_WHOLE(&w, "size", s->info.file_bytes);
+    put_text(&w, "id", s->model_name);
+    put_text(&w, "object", "model");
+    put_whole(&w, "created", s->model_time);
+    put_text(&w, "owned_by", "mxdraft");
+    put_open(&w, "meta", '{');
+    put_whole(&w, "n_ctx", s->plan->ctx);
+    put_whole(&w, "n_ctx_train", s->info.max_positions);
+    put_whole(&w, "n_vocab", s->info.vocab);
+    put_whole(&w, "n_embd", s->info.hidden);
+    put_whole(&w, "size", s->info.file_bytes);
     mxd_json_close(&w, '}');
     mxd_json_close(&w, '}');
     mxd_json_close(&w, ']');

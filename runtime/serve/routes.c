@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "lists.h"
+#include "ollama.h"
 #include "openai.h"
 
 typedef void handler(server *, connection *);
@@ -24,6 +25,13 @@ static const path_entry paths[] = {
     {HTTP_POST, "/tokenize", answer_tokenize, false},
     {HTTP_GET, "/props", answer_props, false},
     {HTTP_GET, "/metrics", answer_metrics, false},
+    {HTTP_GET, "/api/version", ollama_version, false},
+    {HTTP_GET, "/api/tags", ollama_tags, false},
+    {HTTP_GET, "/api/ps", ollama_ps, false},
+    {HTTP_POST, "/api/show", ollama_show, false},
+    {HTTP_POST, "/api/chat", ollama_chat, false},
+    {HTTP_POST, "/api/generate", ollama_generate, false},
+    {HTTP_POST, "/api/pull", ollama_pull, false},
 };
 
 /* ---- who may ask ---- */

@@ -20,4 +20,4 @@ def serve(arguments: tuple[str, ...]) -> None:
     program = REPOSITORY / "build" / "host" / OUTPUTS["cli"]
     if not program.is_file():
         raise RefusedError(f"{program}: no such file: make it with mxdraft build --target host")
-    os.execv(program, [str(program), "serve", *arguments])  # noqa: S606
+    os.execv(program, [str(program), "serve", *arguments])
