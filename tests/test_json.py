@@ -138,7 +138,7 @@ def test_values_are_read_as_python_reads_them(
             b"",
             b" ",
             b"nul",
-            b"nulll",
+            b"nullx",
             b"NaN",
             b"-",
             b"-x",
