@@ -88,12 +88,12 @@ static int open_server(const settings *s, session *run, server *v) {
 }
 
 int run_serve(const settings *s, session *run) {
-    server *v = allocate(sizeof *v);
-    *v = (server){.settings = s, .run = run};
-    int code = s->api_key_file ? read_key(s->api_key_file, &v->api_key) : EXIT_DONE;
-    if (!code) code = open_listeners(v); /* before the model: whoever connects early waits and is answered */
-    if (!code) code = open_server(s, run, v);
+    static server v;
+    v = (server){.settings = s, .run = run};
+    int code = s->api_key_file ? read_key(s->api_key_file, &v.api_key) : EXIT_DONE;
+    if (!code) code = open_listeners(&v); /* before the model: whoever connects early waits and is answered */
+    if (!code) code = open_server(s, run, &v);
     if (code) return code;
-    announce_listeners(v);
-    return server_run(v);
+    announce_listeners(&v);
+    return server_run(&v);
 }
