@@ -27,7 +27,7 @@ SECONDS ?= 60
 # Of bench-peers: base is compared with llama.cpp's Q4_0, full with Q8_0.
 PRECISION ?= base
 
-.PHONY: help demo test unit fuzz test-deploy test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
+.PHONY: help demo test unit fuzz test-deploy test-serve soak-serve test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,8 @@ help:
 	@echo "make test                lint and tests (CI also runs the next two)"
 	@echo "make test-deploy         deploy to an emulated Raspberry Pi"
 	@echo "make test-train          install torch and test training"
+	@echo "make test-serve          install real clients and point them at mxdraft serve"
+	@echo "make soak-serve SECONDS=600   48 clients at once, half of which hang up"
 	@echo "make build TARGET=rpi    the C runtime for a target of targets/ (default: host)"
 	@echo "make deploy TARGET=rpi HOST=pi@raspberrypi.local   ship, prove there, switch (docs/deploy.md)"
 	@echo "make deploy TARGET=rpi HOSTS=hosts.toml            the same for a fleet"
@@ -64,6 +66,20 @@ fuzz: $(BUNDLE)
 test-train: $(VENV)/installed
 	$(VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable '.[train]'
 	$(VENV)/bin/pytest -q tests/test_qat.py tests/test_draft_train.py
+
+# Their own environment: these clients bring a hundred packages.
+CLIENTS := openai==3.57.0 ollama==0.6.3 langchain-openai==1.7.4
+
+build/clients/installed: Makefile
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --quiet $(CLIENTS)
+	touch $@
+
+test-serve: $(BUNDLE) build/host/mxdraft build/clients/installed
+	MXDRAFT_CLIENTS=build/clients/bin/python $(VENV)/bin/pytest -q tests/test_serve.py -k real_clients
+
+soak-serve: $(BUNDLE) build/host/mxdraft
+	$(VENV)/bin/python tests/serve_soak.py build/host/mxdraft $(BUNDLE) $(SECONDS)
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

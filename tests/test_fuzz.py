@@ -87,3 +87,9 @@ def test_inputs(fuzzer: Callable[[str], Path], bundles: list[str], program: str,
     assert done.stdout.startswith(f"{target}: ")
     assert " 0 accepted" not in done.stdout
     assert " 0 refused" not in done.stdout
+
+
+def test_http(tmp_path: Path) -> None:
+    files = ["tests/fuzz/http.c", "runtime/serve/http.c"]
+    counts = run([str(compile_c(SANITIZE, tmp_path / "http", "-O1", *files)), str(SECONDS / 4)])
+    assert counts["requests"] > 0

@@ -8,6 +8,7 @@
  *   session.c     model, engine and sequence of a command, and its memory plan
  *   cmd_text.c    generate, chat, tokenize
  *   cmd_engine.c  verify, bench, info
+ *   cmd_serve.c   serve; the server itself is in ../serve
  */
 #ifndef MXDRAFT_CLI_H
 #define MXDRAFT_CLI_H
@@ -39,15 +40,18 @@ enum { DRAFT_ALL = MXD_DRAFT_MODEL + 1 };
 /* The values of all options. */
 typedef struct settings {
     const char *bundle, *text, *file, *system, *csv, *json, *schema;
+    const char *host, *api_key_file, *cors, *alias;
     const char *stops[MAX_STOPS];
     uint64_t stop_count;
     uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat, draft_max, catch_up;
+    uint64_t port, parallel, parked;
+    uint64_t sequences; /* of the engine; 0: one. No option */
     double temp, top_p, min_p, repeat_penalty, kv_budget;
     double core_fraction;          /* < 0: the bundle's */
     bool seeded;                   /* --seed was given */
     uint32_t precision, kv, stats; /* mxd_precision, mxd_kv, STATS_... */
     uint32_t draft;                /* mxd_draft; of bench also DRAFT_ALL */
-    bool from_stdin, raw, ignore_eos, dump_tokens, explain, chat, decode, cpu;
+    bool from_stdin, raw, ignore_eos, dump_tokens, explain, chat, decode, cpu, allow_anyone;
 } settings;
 
 /* What a command opens, in this order; NULL: not open. */
@@ -61,7 +65,7 @@ typedef struct session {
 
 /* Run a command with what it opens in *run, which the caller closes: print its errors and return its exit code. */
 typedef int command_function(const settings *, session *run);
-command_function run_generate, run_chat, run_tokenize, run_verify, run_bench, run_info;
+command_function run_generate, run_chat, run_tokenize, run_verify, run_bench, run_info, run_serve;
 
 /* Parse a command line into *out and return the command to run; NULL with *code set after --help, --version or an
  * error, which are printed. */
@@ -132,6 +136,8 @@ uint64_t random_bits(void);
 
 /* Each prints its error and returns an exit code; session_close() closes what is open. */
 int open_model(const char *path, session *out);
+/* Plan the memory of an engine; max_rows 0: the library's default. */
+int plan_engine(const settings *s, uint32_t max_rows, const session *run, mxd_plan *out);
 /* Print the memory plan on stderr, then open the engine; max_rows 0: the library's default. */
 int open_engine(const settings *s, uint32_t max_rows, session *out);
 /* Take what steps cost on this machine from the user's cache, or measure it: draft lengths rest on it. */

@@ -40,7 +40,7 @@ typedef struct option {
 /* clang-format off */
 #define OPTION(n, k, field, h, ...) {.name = n, .kind = k, .offset = offsetof(settings, field), .help = h, __VA_ARGS__}
 #define FLAG_OPTION(n, field, h) OPTION(n, FLAG, field, h, .initial = NULL)
-#define TEXT_OPTION(n, field, m, h) OPTION(n, TEXT, field, h, .metavar = m)
+#define TEXT_OPTION(n, field, m, h, ...) OPTION(n, TEXT, field, h, .metavar = m, __VA_ARGS__)
 #define WHOLE_OPTION(n, field, l, u, i, h) OPTION(n, WHOLE, field, h, .metavar = "N", .low = l, .high = u, .initial = i)
 #define REAL_OPTION(n, field, l, u, i, h) OPTION(n, REAL, field, h, .metavar = "X", .min = l, .max = u, .initial = i)
 #define WORD_OPTION(n, field, w, i, h) OPTION(n, WORD, field, h, .word = w, .initial = i)
@@ -129,6 +129,18 @@ static const option info_options[] = {
     END_OPTION
 };
 
+static const option serve_options[] = {
+    TEXT_OPTION("--host", host, "ADDRESS", "Address to listen on.", .initial = "127.0.0.1"),
+    WHOLE_OPTION("--port", port, 0, 65535, "8080", "Port to listen on; 0 = a free one."),
+    TEXT_OPTION("--api-key-file", api_key_file, "FILE", "Ask for the key that is this file's first line."),
+    FLAG_OPTION("--allow-anyone", allow_anyone, "Listen on the network without a key."),
+    TEXT_OPTION("--cors", cors, "ORIGIN", "Let pages of this origin ask; * = any."),
+    TEXT_OPTION("--alias", alias, "NAME", "Name of the model; unset: its file's."),
+    WHOLE_OPTION("--parallel", parallel, 1, 32, "4", "Most answers at once; fewer if memory is short."),
+    WHOLE_OPTION("--parked", parked, 0, 32, "4", "Sequences kept for prompts that begin alike."),
+    END_OPTION
+};
+
 typedef struct command {
     const char *name;
     command_function *run;
@@ -151,6 +163,11 @@ static const command commands[] = {
      "talk in turns",
      "Talk in turns: one line of stdin a message; /reset starts anew, /quit or end of input ends.",
      "-m model.mxb"},
+    {"serve", run_serve, true, false,
+     {model_options, serve_options, engine_options, cache_options, sampling_options, draft_options},
+     "answer programs over HTTP",
+     "Answer over HTTP as OpenAI's API does (docs/serve.md); sampling options are defaults for requests.",
+     "-m model.mxb --port 8080"},
     {"tokenize", run_tokenize, true, true, {model_options, text_options, tokenize_options},
      "text to token ids and back",
      "Print the token ids of a text on one line; nothing is added to the text.",

@@ -20,9 +20,8 @@ int open_model(const char *path, session *out) {
     return mxd_model_open(path, &out->model, &error) ? fail_status(&error) : EXIT_DONE;
 }
 
-int open_engine(const settings *s, uint32_t max_rows, session *out) {
-    mxd_error error;
-    mxd_plan plan;
+/* Return the engine's options; max_rows 0: the library's default. */
+static mxd_options engine_options(const settings *s, uint32_t max_rows) {
     mxd_options options;
     mxd_options_default(&options);
     options.ctx = (uint32_t)s->ctx;
@@ -35,11 +34,25 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
     options.kv = s->kv;
     options.kv_budget = (float)s->kv_budget;
     if (max_rows > 0) options.max_rows = max_rows;
+    if (s->sequences > 0) options.max_seqs = (uint32_t)s->sequences;
+    return options;
+}
 
+int plan_engine(const settings *s, uint32_t max_rows, const session *run, mxd_plan *out) {
+    mxd_error error;
+    mxd_options options = engine_options(s, max_rows);
+    return mxd_plan_memory(run->model, &options, out, &error) ? fail_status(&error) : EXIT_DONE;
+}
+
+int open_engine(const settings *s, uint32_t max_rows, session *out) {
+    mxd_error error;
+    mxd_plan plan;
+    mxd_options options = engine_options(s, max_rows);
     uint32_t offered = mxd_default_threads();
     if (options.threads > offered)
         note("%u threads asked for, this machine offers %u", (unsigned)options.threads, (unsigned)offered);
-    if (mxd_plan_memory(out->model, &options, &plan, &error)) return fail_status(&error);
+    int code = plan_engine(s, max_rows, out, &plan);
+    if (code) return code;
     text_buffer line = {0};
     append_plan(&line, &plan);
     tell(line.data, line.length);

@@ -5,6 +5,7 @@ _terminal.py  standard streams and Ctrl-C
 _options.py   options that several commands share
 text.py       generate, chat, tokenize, trace
 engine.py     verify, bench, info
+serve.py      serve
 bundle.py     fetch, export, pack, inspect
 train.py      train
 evaluate.py   evaluate
@@ -32,6 +33,7 @@ from mxdraft.errors import MxdraftError
 COMMANDS = {
     "generate": ("mxdraft.cli.text", "continue a prompt"),
     "chat": ("mxdraft.cli.text", "talk in turns"),
+    "serve": ("mxdraft.cli.serve", "answer programs over HTTP"),
     "tokenize": ("mxdraft.cli.text", "text to token ids and back"),
     "trace": ("mxdraft.cli.text", "record a run token by token, with a page that shows it"),
     "verify": ("mxdraft.cli.engine", "replay the bundle's golden vectors"),

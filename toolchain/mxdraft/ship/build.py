@@ -55,7 +55,7 @@ def architecture(target: Target) -> str:
 
 def sources(kind: str, repository: Path = REPOSITORY) -> list[Path]:
     """List the C files of an output, relative to the repository, in a fixed order."""
-    folders = ["src", "kernels", "bench", *(["cli"] if kind == "cli" else [])]
+    folders = ["src", "kernels", "bench", *(["cli", "serve"] if kind == "cli" else [])]
     found = [path for folder in folders for path in sorted((repository / "runtime" / folder).rglob("*.c"))]
     return [path.relative_to(repository) for path in found]
 

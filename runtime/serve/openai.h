@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The OpenAI API, as far as a small text model serves it (docs/serve.md). */
+#ifndef MXDRAFT_SERVE_OPENAI_H
+#define MXDRAFT_SERVE_OPENAI_H
+
+#include "exchange.h"
+
+/* How all errors but Ollama's are worded. */
+extern const dialect openai_chat_dialect;
+
+void openai_chat(server *s, connection *c);
+void openai_completions(server *s, connection *c);
+void openai_models(server *s, connection *c);
+
+#endif

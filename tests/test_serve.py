@@ -1,0 +1,548 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mxdraft serve: what it answers never depends on its cache, its neighbours or how requests arrive;
+strangers are refused; whoever hangs up stops what they asked for."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mxdraft.ship.build import build
+from programs import PYTHON, ROOT, C, errors, run
+
+CHAT = "/v1/chat/completions"
+WAIT_S = 60
+
+
+class Server:
+    """A running server; its requests are those of any HTTP client."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: list[str], port: int) -> None:
+        self.process, self.log, self.port = process, log, port
+
+    def request(
+        self, path: str, body: Any = None, method: str | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        try:
+            content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method or ("GET" if body is None else "POST"), path, content, headers or {})
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
+        finally:
+            connection.close()
+
+    def ask(self, prompt: str | list[dict[str, Any]], **members: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        status, _, body = self.request(CHAT, {"messages": messages} | members)
+        assert status == 200, body
+        answer: dict[str, Any] = json.loads(body)
+        return answer
+
+    def text(self, prompt: str | list[dict[str, Any]], **members: Any) -> str:
+        """The text of an answer, streamed or not."""
+        if not members.get("stream"):
+            return str(self.ask(prompt, **members)["choices"][0]["message"]["content"])
+        status, headers, body = self.request(
+            CHAT, {"messages": [{"role": "user", "content": prompt}]} | members
+        )
+        assert (status, headers["content-type"]) == (200, "text/event-stream")
+        return "".join(event["choices"][0]["delta"].get("content", "") for event in events(body))
+
+    def metrics(self) -> dict[str, float]:
+        _, _, body = self.request("/metrics")
+        lines = [line.split() for line in body.decode().splitlines() if not line.startswith("#")]
+        return {name.removeprefix("mxdraft_"): float(value) for name, value in lines}
+
+    def raw(self, data: bytes) -> bytes:
+        """The answer to some bytes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S) as s:
+            s.sendall(data)
+            return receive(s)
+
+
+def receive(s: socket.socket) -> bytes:
+    """One answer with Content-Length, or what comes until the end."""
+    data = b""
+    while True:
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = re.search(rb"Content-Length: (\d+)", head)
+        if body and length and len(body) >= int(length[1]):
+            return data
+        piece = s.recv(65536)
+        if not piece:
+            return data
+        data += piece
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    """The events of a stream; the last one is [DONE]."""
+    lines = [line for line in body.decode().split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@contextmanager
+def serving(bundle: Path, *options: str, program: tuple[str, ...] = C, **popen: Any) -> Iterator[Server]:
+    command = [*program, "serve", "-m", str(bundle), "--port", "0", "-t", "2", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, **popen)
+    log: list[str] = []
+    try:
+        assert process.stderr
+        while not (log and "listening" in log[-1]):
+            line = process.stderr.readline().decode()
+            assert line, log
+            log.append(line)
+        port = re.search(r"listening on http://\S+:(\d+)$", log[-1].strip())
+        yield Server(process, log, int(port[1]) if port else 0)
+        assert process.poll() is None, "the server ended"
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=WAIT_S)
+        log.append(rest.decode())
+    assert process.returncode == 130, log
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[Server]:
+    with serving(bundle) as running:
+        yield running
+
+
+def generated(bundle: Path, prompt: str, *options: str) -> str:
+    done = run(C, "generate", "-m", bundle, "-p", prompt, "-t", "1", "--stats", "none", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode("utf-8", "replace")
+
+
+PROMPTS = [
+    "The small boat",
+    "Who was rowing?",
+    "Whose is this clock?",
+    "Count the words",
+    "x",
+    "Bread, letters",
+]
+
+
+def test_answers_are_those_of_generate_whoever_else_asks(bundle: Path, server: Server) -> None:
+    """Greedy and drawn, streamed and not, all at once, over sequences that the cache has used before."""
+    cases = [
+        (prompt, {"temperature": heat, "seed": seed, "max_tokens": 24, "stream": stream})
+        for prompt in PROMPTS
+        for heat, seed in ((0, 1), (1.5, 7), (0.8, 8))
+        for stream in (False, True)
+    ]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda case: server.text(case[0], **case[1]), cases))
+    for (prompt, members), answer in zip(cases, answers, strict=True):
+        expected = generated(
+            bundle, prompt, "-n", "24", "--temp", str(members["temperature"]), "--seed", str(members["seed"])
+        )
+        assert answer == expected, (prompt, members)
+
+
+MODES = [
+    ("--precision", "auto"),
+    ("--precision", "full"),
+    ("--precision", "base"),
+    ("--kv", "tiered"),
+    ("--kv", "mxfp4"),
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids="-".join)
+def test_the_prompt_cache_changes_no_answer(bundle: Path, mode: tuple[str, str]) -> None:
+    """Talks that branch, go back and are mixed with others: as a server answers that never heard them."""
+    with serving(bundle, *mode) as warm, serving(bundle, *mode, "--parallel", "1", "--parked", "0") as cold:
+        cached = 0
+        talks: list[list[dict[str, str]]] = [[{"role": "user", "content": p}] for p in PROMPTS[:3]]
+        for turn in range(3):
+            for talk in talks:
+                members = {"max_tokens": 12, "temperature": 0.7 * turn, "seed": 3}
+                answer, plain = warm.ask(talk, **members), cold.ask(talk, **members)
+                assert answer["choices"] == plain["choices"]
+                assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+                cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                talk.append(dict(answer["choices"][0]["message"], refusal=None))
+                talk.append({"role": "user", "content": "and then?" if turn else "why?"})
+        back = talks[0][:1]
+        assert warm.ask(back, max_tokens=30)["choices"] == cold.ask(back, max_tokens=30)["choices"]
+        assert cached > 100 or "tiered" in mode  # tiers that have aged are read again
+
+
+def test_choices_count_up_from_the_seed(server: Server) -> None:
+    together = server.ask("The box", n=3, temperature=1.2, seed=40, max_tokens=16)
+    assert together["usage"]["completion_tokens"] <= 48
+    for i in range(3):
+        alone = server.ask("The box", temperature=1.2, seed=40 + i, max_tokens=16)
+        assert alone["choices"][0]["message"] == together["choices"][i]["message"]
+    drawn = server.ask("The box", temperature=1.2, max_tokens=16)
+    again = server.ask("The box", temperature=1.2, max_tokens=16, seed=drawn["seed"])
+    assert again["choices"] == drawn["choices"]
+
+
+def test_requests_in_the_forms_that_clients_send(bundle: Path, server: Server) -> None:
+    plain = server.ask("The clock", max_tokens=20)
+    text = plain["choices"][0]["message"]["content"]
+    parts = [
+        {"role": "user", "content": [{"type": "text", "text": "The "}, {"type": "text", "text": "clock"}]}
+    ]
+    assert server.text(parts, max_completion_tokens=20) == text
+    assert server.text("The clock", max_tokens=20, user="me", unknown={"x": [1]}, tools=[], stop=None) == text
+    assert server.text("The clock", max_tokens=100000).startswith(text)  # clamped to the context
+    stop = text[3:6]
+    assert server.text("The clock", max_tokens=20, stop=["\x01", stop]) == text[: text.index(stop)]
+    developer = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert server.text(developer, max_tokens=8) == server.text(system, max_tokens=8)
+    assert server.text(system, max_tokens=8) == generated(bundle, "Hi", "-n", "8", "--system", "Be brief.")
+    status, _, body = server.request("/v1/completions", {"prompt": ["The boat"], "max_tokens": 9})
+    assert status == 200
+    assert json.loads(body)["choices"][0]["text"] == generated(bundle, "The boat", "-n", "9", "--raw")
+
+
+def test_a_stream_ends_with_its_usage(server: Server) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Bread"}],
+        "stream": True,
+        "max_tokens": 5,
+        "mxdraft": True,
+    }
+    _, _, answer = server.request(CHAT, body | {"stream_options": {"include_usage": True}})
+    *pieces, usage = events(answer)
+    assert pieces[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [p["choices"][0]["finish_reason"] for p in pieces[-2:]] == [None, "length"]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 5
+    text = "".join(p["choices"][0]["delta"].get("content", "") for p in pieces)
+    assert len("".join(p["mxdraft"]["origins"] for p in pieces[1:])) >= len(text)
+    assert pieces[-1]["mxdraft"]["generated_tokens"] == 5
+
+
+REFUSED = [
+    ({}, "'messages' has to be an array"),
+    ({"messages": []}, "at least one message"),
+    ({"messages": [1]}, "not an object"),
+    ({"messages": [{"content": "x"}]}, "no role"),
+    ({"messages": [{"role": "martian", "content": "x"}]}, "unknown role"),
+    ({"messages": [{"role": "user", "content": "a\0b"}]}, "NUL character at byte 1"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "text only"),
+    ({"temperature": -1}, "'temperature' has to be a number from 0 to 100"),
+    ({"temperature": "hot"}, "'temperature'"),
+    ({"top_p": 2}, "'top_p'"),
+    ({"max_tokens": 1.5}, "'max_tokens' has to be a whole number"),
+    ({"n": 99}, "'n' has to be a whole number from 1 to 8"),
+    ({"stream": 1}, "'stream' has to be true or false"),
+    ({"stop": [""]}, "1 to 256 bytes"),
+    ({"stop": ["a"] * 17}, "more than 16"),
+    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"logprobs": True}, "logprobs"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tool_choice": "required"}, "tool_choice"),
+]
+
+
+@pytest.mark.parametrize(("members", "reason"), REFUSED)
+def test_what_cannot_be_done_is_refused(server: Server, members: dict[str, Any], reason: str) -> None:
+    usual = {"messages": [{"role": "user", "content": "x"}]}
+    status, _, body = server.request(CHAT, usual | members if members else {})
+    assert status == 400
+    assert reason in json.loads(body)["error"]["message"]
+
+
+def test_a_full_context_is_refused_with_both_numbers(server: Server) -> None:
+    status, _, body = server.request(CHAT, {"messages": [{"role": "user", "content": "word " * 900}]})
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert re.search(r"the prompt has \d{3,} tokens, the context 256", error["message"])
+
+
+def test_lists(bundle: Path, server: Server) -> None:
+    assert server.request("/health")[0] == 200
+    model = json.loads(server.request("/v1/models")[2])["data"][0]
+    assert (model["id"], model["meta"]["n_ctx"]) == ("t", 256)
+    assert json.loads(server.request("/props")[2])["default_generation_settings"]["n_ctx"] == 256
+    ids = json.loads(server.request("/tokenize", {"content": "The boat"})[2])["tokens"]
+    assert (
+        " ".join(map(str, ids)) == run(C, "tokenize", "-m", bundle, "-p", "The boat").stdout.decode().strip()
+    )
+    status, headers, body = server.request("/health", method="HEAD")
+    assert (status, headers["content-length"], body) == (200, "15", b"")
+
+
+# ---- Ollama's API ----
+
+
+def test_ollama_words_the_same_answers(bundle: Path, server: Server) -> None:
+    expected = server.ask("Who was rowing?", max_tokens=15, temperature=1.1, seed=4)
+    text = expected["choices"][0]["message"]["content"]
+    options = {"num_predict": 15, "temperature": 1.1, "seed": 4, "num_ctx": 8192}
+    chat = {
+        "model": "t:latest",
+        "messages": [{"role": "user", "content": "Who was rowing?"}],
+        "options": options,
+    }
+    _, headers, body = server.request("/api/chat", chat | {"keep_alive": "5m", "tools": []})
+    pieces = [json.loads(line) for line in body.splitlines()]
+    assert headers["content-type"] == "application/x-ndjson"
+    assert "".join(p["message"]["content"] for p in pieces) == text
+    assert [p["done"] for p in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert (pieces[-1]["done_reason"], pieces[-1]["eval_count"]) == ("length", 15)
+    assert pieces[-1]["prompt_eval_count"] == expected["usage"]["prompt_tokens"]
+    _, _, body = server.request("/api/chat", chat | {"stream": False})
+    assert json.loads(body)["message"]["content"] == text
+    asked = {"prompt": "Who was rowing?", "stream": False, "options": options}
+    assert json.loads(server.request("/api/generate", asked)[2])["response"] == text
+    raw = {"prompt": "The boat", "raw": True, "stream": False, "options": {"num_predict": 9}}
+    plain = json.loads(server.request("/api/generate", raw)[2])["response"]
+    assert plain == generated(bundle, "The boat", "-n", "9", "--raw")
+    status, _, body = server.request("/api/chat", chat | {"model": "other"})
+    assert (status, json.loads(body)) == (404, {"error": "model 'other' not found"})
+    status, _, body = server.request("/api/chat", chat | {"format": "json"})
+    assert (status, json.loads(body)["error"]) == (400, "'format': only text is supported")
+
+
+def test_ollama_lists(server: Server) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", json.loads(server.request("/api/version")[2])["version"])
+    for path in ("/api/tags", "/api/ps"):
+        assert [m["model"] for m in json.loads(server.request(path)[2])["models"]] == ["t"]
+    shown = json.loads(server.request("/api/show", {"model": "t"})[2])
+    assert shown["capabilities"] == ["completion"]
+    assert shown["model_info"]["llama.context_length"] == 256
+
+
+# ---- HTTP ----
+
+BAD_HTTP = [
+    (b"GET /health\r\n\r\n", 400),
+    (b"GET health HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    (b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n", 505),
+    (b"GET /health HTTP/1.1\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\n folded: x\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\nHost: localhost\n\n\r\n\r\n", 505),
+    (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}", 400),
+    (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\n{}", 400),
+    (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+    (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        400,
+    ),
+    (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\n\r\n{}", 413),
+    (b"GET /" + b"x" * 20000, 414),
+    (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 4000, 431),
+    (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 65 + b"\r\n", 431),
+    (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: \x00\r\n\r\n", 400),
+]
+
+
+@pytest.mark.parametrize(("request_bytes", "status"), BAD_HTTP)
+def test_bad_http_is_refused_and_the_connection_closed(
+    server: Server, request_bytes: bytes, status: int
+) -> None:
+    answer = server.raw(request_bytes)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Connection: close\r\n" in answer
+
+
+def test_requests_arrive_in_any_pieces(server: Server) -> None:
+    """Byte by byte, and several in one packet; a client that waits for 100 Continue gets it."""
+    body = b'{"content": "The boat"}'
+    request = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as s:
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for i in range(len(request + body)):
+            s.sendall((request + body)[i : i + 1])
+        first = receive(s)
+        s.sendall((request + body) * 3)
+        data = b""
+        while data.count(b"tokens") < 3:
+            data += s.recv(65536)
+        assert data == first * 3
+        s.sendall(request.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+        assert s.recv(100).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        s.sendall(body)
+        assert receive(s) == first
+
+
+# ---- clients that vanish or dawdle ----
+
+
+def open_files(server: Server) -> int:
+    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+
+
+def wait_until(server: Server, **expected: float) -> None:
+    end = time.monotonic() + WAIT_S
+    while any(server.metrics()[name] != value for name, value in expected.items()):
+        assert time.monotonic() < end, server.metrics()
+        time.sleep(0.02)
+
+
+def test_whoever_hangs_up_stops_the_answer_and_no_other(bundle: Path) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "The boat"}], "stream": True}).encode()
+    request = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (
+        CHAT.encode(),
+        len(body),
+    )
+    expected = generated(bundle, "Who?", "-n", "0", "--ignore-eos")
+    with serving(bundle, "--ignore-eos", "--parallel", "2") as server, ThreadPoolExecutor(4) as pool:
+        files = open_files(server)
+        for _ in range(6):
+            kept = pool.submit(server.text, "Who?", max_tokens=-1)
+            for _ in range(3):
+                with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as s:
+                    s.sendall(request + body)
+                    s.recv(1)
+            assert kept.result() == expected
+        wait_until(server, running=0, queued=0, connections=1)
+        metrics = server.metrics()
+        assert metrics["cancelled_total"] + metrics["answers_total"] == 24
+        assert metrics["cancelled_total"] > 0
+        end = time.monotonic() + WAIT_S
+        while open_files(server) != files:  # the connection of the last request may be closing
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+def test_health_answers_while_all_places_are_taken(bundle: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "The boat"}], "stream": True, "n": 8, "max_tokens": -1}
+    data = json.dumps(body).encode()
+    request = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (
+        CHAT.encode(),
+        len(data),
+    )
+    with serving(bundle, "--ignore-eos", "--parallel", "1") as server:
+        sockets = []
+        for _ in range(7):
+            sockets.append(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
+            sockets[-1].sendall(request + data)
+        while server.metrics()["queued"] < 40:
+            time.sleep(0.01)
+        assert server.request("/health")[0] == 200
+        status = 200
+        while status == 200:  # the queue holds 64
+            sockets.append(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
+            sockets[-1].sendall(request + data)
+            status = int(sockets[-1].recv(12).split()[1])
+        assert status == 503
+        for s in sockets:
+            s.close()
+        wait_until(server, running=0, queued=0)
+
+
+# ---- who may ask ----
+
+
+def test_a_key_is_asked_for_and_never_told(bundle: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("correct-horse\n", encoding="ascii")
+    with serving(bundle, "--api-key-file", str(key)) as server:
+        assert server.request("/health")[0] == 200
+        for given in (
+            None,
+            "Bearer wrong",
+            "Bearer ",
+            "Bearer correct-horsf",
+            "Bearer correct-hors",
+            "correct-horse",
+        ):
+            status, headers, body = server.request(
+                "/v1/models", headers={"Authorization": given} if given else {}
+            )
+            assert (status, headers["www-authenticate"]) == (401, "Bearer")
+            assert b"horse" not in body
+        assert server.request("/v1/models", headers={"Authorization": "Bearer correct-horse"})[0] == 200
+        assert server.request("/nowhere")[0] == 401
+    assert "horse" not in "".join(server.log)
+    for bad in (b"", b"\n", b"a b\n", b"x" * 600):
+        key.write_bytes(bad)
+        done = run(C, "serve", "-m", bundle, "--port", "0", "--api-key-file", key)
+        assert done.returncode == 3
+        assert len(errors(done)) == 1
+
+
+def test_the_network_is_only_for_who_has_a_key(bundle: Path) -> None:
+    for host in ("0.0.0.0", "::"):
+        done = run(C, "serve", "-m", bundle, "--port", "0", "--host", host)
+        assert done.returncode == 2
+        assert b"--api-key-file" in done.stderr
+    assert run(C, "serve", "-m", bundle, "--host", "example.com").returncode == 2
+    with serving(bundle, "--host", "0.0.0.0", "--allow-anyone") as server:
+        assert server.request("/v1/models", headers={"Host": "pi.local"})[0] == 200
+
+
+def test_pages_from_elsewhere_may_not_ask(bundle: Path, server: Server) -> None:
+    own = {"Origin": f"http://127.0.0.1:{server.port}"}
+    assert server.request("/v1/models", headers=own)[0] == 200
+    for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"}):
+        status, answer, _ = server.request("/v1/models", headers=headers)
+        assert status == 403
+        assert "access-control-allow-origin" not in answer
+    with serving(bundle, "--cors", "http://friend.example") as friendly:
+        status, answer, _ = friendly.request("/v1/models", headers={"Origin": "http://friend.example"})
+        assert (status, answer["access-control-allow-origin"]) == (200, "http://friend.example")
+        assert (
+            friendly.request("/v1/models", method="OPTIONS", headers={"Origin": "http://friend.example"})[0]
+            == 200
+        )
+        assert friendly.request("/v1/models", headers={"Origin": "http://evil.example"})[0] == 403
+
+
+def test_systemd_passes_a_socket(bundle: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        script = (
+            f"import os, sys; os.dup2({listener.fileno()}, 3); os.environ['LISTEN_PID'] = str(os.getpid()); "
+            "os.environ['LISTEN_FDS'] = '1'; os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        program = (sys.executable, "-c", script, *C)
+        with serving(bundle, program=program, pass_fds=(listener.fileno(),)) as server:
+            assert server.port == listener.getsockname()[1]
+            assert server.request("/health")[0] == 200
+
+
+def test_the_host_serves_with_the_same_program(bundle: Path) -> None:
+    with serving(bundle, program=PYTHON) as server:
+        assert server.request("/health")[0] == 200
+    for wrong in (["--port", "99999"], ["--parallel", "0"], ["--nothing"], []):
+        for program in (C, PYTHON):
+            assert run(program, "serve", *wrong).returncode == 2
+
+
+def test_a_pi_serves_the_same(bundle: Path) -> None:
+    qemu = shutil.which("qemu-aarch64")
+    if qemu is None:
+        pytest.skip("qemu-aarch64 is missing (Debian package qemu-user)")
+    program = (qemu, "-cpu", "cortex-a53", str(build("rpi")[0]))
+    with serving(bundle, "--draft", "off", program=program) as server:
+        for prompt in PROMPTS[:2]:
+            assert server.text(prompt, max_tokens=6, stream=True) == generated(bundle, prompt, "-n", "6")
+
+
+def test_real_clients() -> None:
+    """openai, langchain-openai and ollama, unmodified (`make test-serve` installs them)."""
+    clients = os.environ.get("MXDRAFT_CLIENTS")
+    if clients is None:
+        pytest.skip("make test-serve runs this")
+    bundle, prompt = ROOT / "build" / "smollm2-135m.mxb", "Why is the sky blue?"
+    with serving(bundle, "--draft", "ngram") as server:
+        url, text = f"http://127.0.0.1:{server.port}", generated(bundle, prompt, "-n", "16")
+        command = [ROOT / clients, ROOT / "tests" / "serve_clients.py", url, bundle.stem, prompt, text]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
