@@ -216,6 +216,65 @@ def test_requests_in_the_forms_that_clients_send(bundle: Path, server: Server) -
     assert json.loads(body)["choices"][0]["text"] == generated(bundle, "The boat", "-n", "9", "--raw")
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "count": {"type": "integer"}},
+    "required": ["colour", "count"],
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+
+
+def test_structured_answers_fit_their_schema_next_to_plain_ones(bundle: Path, server: Server) -> None:
+    """As ``generate --json-schema`` writes them, whoever else asks; the cache then keeps no grammar."""
+    schema = bundle.parent / "schema.json"
+    schema.write_text(json.dumps(SCHEMA))
+    cases = [
+        ("The box", {"temperature": 1.2, "seed": seed, "max_tokens": 40, "stream": stream} | wanted)
+        for seed in range(4)
+        for stream in (False, True)
+        for wanted in ({}, {"response_format": FORMAT})
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda case: server.text(case[0], **case[1]), cases))
+    for (prompt, members), answer in zip(cases, answers, strict=True):
+        options = ["-n", "40", "--temp", "1.2", "--seed", str(members["seed"])]
+        if "response_format" in members:
+            options += ["--json-schema", str(schema)]
+        assert answer == generated(bundle, prompt, *options)
+    whole = server.ask("The box", response_format=FORMAT, temperature=1.2, seed=1, n=2)["choices"]
+    assert [choice["finish_reason"] for choice in whole] == ["stop", "stop"]
+    for choice in whole:
+        document = json.loads(choice["message"]["content"])
+        assert document["colour"] in ("red", "green")
+        assert isinstance(document["count"], int)
+    assert server.text("The box", response_format={"type": "json_object"}, max_tokens=30).startswith("{")
+    status, _, body = server.request(
+        "/api/chat",
+        {"messages": [{"role": "user", "content": "The box"}], "stream": False, "format": SCHEMA},
+    )
+    assert (status, set(json.loads(json.loads(body)["message"]["content"]))) == (200, {"colour", "count"})
+
+
+def test_a_demanded_tool_is_called(server: Server) -> None:
+    parameters = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("lamp", "fan")
+    ]
+    named = {"type": "function", "function": {"name": "fan"}}
+    choice = server.ask("Light!", tools=tools, tool_choice=named)["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "fan"
+    assert json.loads(call["function"]["arguments"])["on"] in (True, False)
+    asked = {"messages": [{"role": "user", "content": "Light!"}], "tools": tools, "tool_choice": named}
+    *_, last = events(server.request(CHAT, asked | {"stream": True})[2])
+    [streamed] = last["choices"][0]["delta"]["tool_calls"]
+    assert (streamed["index"], streamed["function"]) == (0, call["function"])
+    cut = server.ask("Light!", tools=tools, tool_choice="required", max_tokens=2)["choices"][0]
+    assert cut["finish_reason"] == "length"
+    assert "tool_calls" not in cut["message"]
+
+
 def test_a_stream_ends_with_its_usage(server: Server) -> None:
     body = {
         "messages": [{"role": "user", "content": "Bread"}],
@@ -252,8 +311,16 @@ REFUSED = [
     ({"stop": ["a"] * 17}, "more than 16"),
     ({"presence_penalty": 1}, "presence_penalty"),
     ({"logprobs": True}, "logprobs"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "xml"}}, "text, json_object or json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
+    ({"schema": {}, "response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "a+"}}}},
+        "'response_format': ",
+    ),
+    ({"tool_choice": "required"}, "there are no 'tools'"),
+    ({"tool_choice": "perhaps"}, "'tool_choice': it has to be"),
+    ({"tool_choice": {"function": {"name": "fly"}}, "tools": []}, "'tool_choice': "),
 ]
 
 
@@ -313,8 +380,9 @@ def test_ollama_words_the_same_answers(bundle: Path, server: Server) -> None:
     assert plain == generated(bundle, "The boat", "-n", "9", "--raw")
     status, _, body = server.request("/api/chat", chat | {"model": "other"})
     assert (status, json.loads(body)) == (404, {"error": "model 'other' not found"})
-    status, _, body = server.request("/api/chat", chat | {"format": "json"})
-    assert (status, json.loads(body)["error"]) == (400, "'format': only text is supported")
+    status, _, body = server.request("/api/chat", chat | {"format": "xml"})
+    assert status == 400
+    assert json.loads(body)["error"].startswith("'format': ")
 
 
 def test_ollama_lists(server: Server) -> None:

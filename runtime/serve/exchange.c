@@ -42,7 +42,7 @@ static void say(connection *c, void words(const exchange *, mxd_json_writer *)) 
     mxd_json_writer_free(&piece);
 }
 
-void exchange_begin(server *s, connection *c, const dialect *d, const wish *w) {
+void exchange_begin(server *s, connection *c, const dialect *d, wish *w) {
     exchange *e = allocate(sizeof *e);
     *e = (exchange){.dialect = d,
                     .created = (int64_t)time(NULL),
@@ -51,6 +51,7 @@ void exchange_begin(server *s, connection *c, const dialect *d, const wish *w) {
                     .seed = w->sampling.seed,
                     .prompt_tokens = w->n,
                     .streamed = w->streamed,
+                    .calls_tool = w->calls_tool,
                     .with_usage = w->with_usage,
                     .with_origins = w->with_origins};
     snprintf(e->id, sizeof e->id, "%016llx", (unsigned long long)random_bits());
@@ -58,7 +59,7 @@ void exchange_begin(server *s, connection *c, const dialect *d, const wish *w) {
         mxd_sampling sampling = w->sampling;
         sampling.stop = w->stops;
         sampling.seed += e->count;
-        job *j = scheduler_submit(s->scheduler, w->ids, w->n, &sampling);
+        job *j = scheduler_submit(s->scheduler, w->ids, w->n, &sampling, &w->grammars[e->count]);
         if (!j) {
             exchange_drop(s, &e);
             refuse(s, c, d, 503, "overloaded", "%d requests wait already: try again later", QUEUE_LENGTH);
@@ -78,14 +79,14 @@ static void advance_choice(server *s, connection *c, choice *h) {
     uint64_t before = h->news.tokens;
     scheduler_news(s->scheduler, h->job, &h->news);
     h->done = h->news.done;
+    if ((!e->streamed || e->calls_tool) && h->news.text.length > 0)
+        append(&h->text, h->news.text.data, h->news.text.length);
     if (e->streamed && (h->news.tokens != before || h->done) && !h->news.error.status) {
         mxd_json_writer piece;
         mxd_json_writer_init(&piece, ANSWER_BYTES);
         e->dialect->piece(e, h, &piece);
         stream_piece(c, piece.data, piece.len);
         mxd_json_writer_free(&piece);
-    } else if (!e->streamed && h->news.text.length > 0) {
-        append(&h->text, h->news.text.data, h->news.text.length);
     }
     free(h->news.text.data);
     free(h->news.origins.data);

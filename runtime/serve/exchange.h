@@ -12,7 +12,7 @@ enum { MOST_CHOICES = 8, ID_BYTES = 32 };
 typedef struct choice {
     job *job;
     uint32_t index;
-    text_buffer text; /* all of it, if it is not streamed */
+    text_buffer text; /* all of it, unless it goes out in pieces */
     job_news news;    /* the latest; its buffers are set while a piece is worded */
     bool done;
 } choice;
@@ -38,22 +38,24 @@ struct exchange {
     uint64_t seed; /* of the first choice; the others count up from it */
     size_t prompt_tokens;
     bool streamed, with_usage, with_origins, begun;
+    bool calls_tool; /* its text is shown when it is whole */
     uint32_t count;
     choice choices[MOST_CHOICES];
 };
 
 /* What a request asks to be generated. */
 typedef struct wish {
-    uint32_t *ids; /* allocated */
+    mxd_grammar *grammars[MOST_CHOICES]; /* one for each choice, or all NULL; a job that is queued takes its own */
+    uint32_t *ids;                       /* allocated */
     size_t n;
     mxd_sampling sampling;
     const char *stops[MAX_STOPS]; /* point into the request */
     uint32_t choices;
-    bool streamed, with_usage, with_origins;
+    bool streamed, with_usage, with_origins, calls_tool;
 } wish;
 
 /* Begin to answer on a connection, or refuse it there in the dialect's words. */
-void exchange_begin(server *s, connection *c, const dialect *d, const wish *w);
+void exchange_begin(server *s, connection *c, const dialect *d, wish *w);
 /* Send what is new; end and free c->exchange once all is said. */
 void exchange_advance(server *s, connection *c);
 /* Forget an exchange and stop what it generates. */

@@ -50,7 +50,7 @@ static uint64_t nanoseconds(double seconds) {
 static void put_summary(const exchange *e, const choice *h, mxd_json_writer *w) {
     const mxd_stats *t = &h->news.stats;
     mxd_stop stop = h->news.stop;
-    put_text(w, "done_reason", stop == MXD_STOP_EOS || stop == MXD_STOP_STRING ? "stop" : "length");
+    put_text(w, "done_reason", stop == MXD_STOP_LIMIT || stop == MXD_STOP_CONTEXT ? "length" : "stop");
     put_whole(w, "total_duration", nanoseconds(clock_seconds() - e->started));
     put_whole(w, "load_duration", 0);
     put_whole(w, "prompt_eval_count", e->prompt_tokens);
@@ -112,11 +112,6 @@ static const dialect text_dialect = {.type = "application/x-ndjson",
 
 /* ---- generating ---- */
 
-static bool refuse_member(ask *a, const char *name, const char *reason) {
-    refuse(a->server, a->connection, a->dialect, 400, NULL, "'%s': %s", name, reason);
-    return false;
-}
-
 /* Tell whether `model` is the one that is served, with or without a tag. */
 static bool names_model(const server *s, const char *model) {
     size_t length = strlen(s->model_name);
@@ -134,8 +129,9 @@ static bool ask_common(ask *a) {
         return false;
     }
     uint32_t format = ask_member(a, 0, "format"), options = ask_member(a, 0, "options");
-    if (format && !mxd_json_equals(&a->json, format, "")) return refuse_member(a, "format", "only text is supported");
-    return !options || (ask_sampling(a, options) && ask_limit(a, options, "num_predict"));
+    if (options && (!ask_sampling(a, options) || !ask_limit(a, options, "num_predict"))) return false;
+    if (!format || mxd_json_equals(&a->json, format, "")) return true;
+    return ask_schema(a, mxd_json_equals(&a->json, format, "json") ? 0 : format, "format");
 }
 
 void ollama_chat(server *s, connection *c) {

@@ -7,6 +7,7 @@
 
 #include "put.h"
 #include "request.h"
+#include "tool_calls.h"
 
 /* ---- what both kinds of answer share ---- */
 
@@ -66,11 +67,12 @@ static void put_usage(const exchange *e, mxd_json_writer *w) {
     mxd_json_close(w, '}');
 }
 
-static void put_finish(const choice *h, mxd_json_writer *w) {
+static void put_finish(const exchange *e, const choice *h, mxd_json_writer *w) {
     mxd_stop stop = h->news.stop;
     mxd_json_name(w, "finish_reason");
     if (!h->done) mxd_json_put_null(w);
-    else mxd_json_put_text(w, stop == MXD_STOP_EOS || stop == MXD_STOP_STRING ? "stop" : "length");
+    else if (is_tool_call(e, h)) mxd_json_put_text(w, "tool_calls");
+    else mxd_json_put_text(w, stop == MXD_STOP_LIMIT || stop == MXD_STOP_CONTEXT ? "length" : "stop");
 }
 
 /* Put what only this server tells: who drafted the bytes of the piece, and at the end what the run was like. */
@@ -137,14 +139,13 @@ static void begin_chat(const exchange *e, mxd_json_writer *w) {
 }
 
 static void piece_of_chat(const exchange *e, const choice *h, mxd_json_writer *w) {
-    const text_buffer *text = &h->news.text;
-    if (text->length == 0 && !h->done) return;
+    const text_buffer *text = e->calls_tool ? &h->text : &h->news.text;
+    if (!h->done && (text->length == 0 || e->calls_tool)) return;
     open_chunk(e, h->index, w);
-    if (text->length > 0) {
-        put_string(w, "content", text->data, text->length);
-    }
+    if (is_tool_call(e, h)) put_tool_call(e, h, true, w);
+    else if (text->length > 0) put_string(w, "content", text->data, text->length);
     mxd_json_close(w, '}');
-    put_finish(h, w);
+    put_finish(e, h, w);
     mxd_json_close(w, '}');
     mxd_json_close(w, ']');
     put_origins(e, h, w);
@@ -163,11 +164,16 @@ static void whole_chat(const exchange *e, mxd_json_writer *w) {
         put_whole(w, "index", i);
         put_open(w, "message", '{');
         put_text(w, "role", "assistant");
-        put_string(w, "content", h->text.data, h->text.length);
+        if (is_tool_call(e, h)) {
+            put_null(w, "content");
+            put_tool_call(e, h, false, w);
+        } else {
+            put_string(w, "content", h->text.data, h->text.length);
+        }
         put_null(w, "refusal");
         mxd_json_close(w, '}');
         put_null(w, "logprobs");
-        put_finish(h, w);
+        put_finish(e, h, w);
         mxd_json_close(w, '}');
     }
     mxd_json_close(w, ']');
@@ -195,7 +201,7 @@ static void piece_of_completion(const exchange *e, const choice *h, mxd_json_wri
     put_whole(w, "index", h->index);
     put_string(w, "text", text->data, text->length);
     put_null(w, "logprobs");
-    put_finish(h, w);
+    put_finish(e, h, w);
     mxd_json_close(w, '}');
     mxd_json_close(w, ']');
     put_origins(e, h, w);
@@ -215,7 +221,7 @@ static void whole_completion(const exchange *e, mxd_json_writer *w) {
         put_whole(w, "index", i);
         put_string(w, "text", h->text.data, h->text.length);
         put_null(w, "logprobs");
-        put_finish(h, w);
+        put_finish(e, h, w);
         mxd_json_close(w, '}');
     }
     mxd_json_close(w, ']');
@@ -249,14 +255,19 @@ static bool check_supported(ask *a) {
     uint32_t logprobs = ask_member(a, 0, "logprobs");
     if (logprobs && !mxd_json_is(&a->json, logprobs, MXD_JSON_FALSE))
         return refuse_member(a, "logprobs", "probabilities are not told");
-    uint32_t format = ask_member(a, 0, "response_format");
-    if (format && !mxd_json_equals(&a->json, mxd_json_get(&a->json, format, "type"), "text"))
-        return refuse_member(a, "response_format", "only text is supported");
-    uint32_t tool_choice = ask_member(a, 0, "tool_choice");
-    if (tool_choice && !mxd_json_equals(&a->json, tool_choice, "auto") &&
-        !mxd_json_equals(&a->json, tool_choice, "none"))
-        return refuse_member(a, "tool_choice", "only auto and none are supported; this server calls no tools");
     return true;
+}
+
+/* Read response_format: text, json_object (also with a schema, as llama.cpp's server takes it) or json_schema. */
+static bool ask_format(ask *a) {
+    static const char name[] = "response_format";
+    uint32_t format = ask_member(a, 0, name), type = mxd_json_get(&a->json, format, "type");
+    if (!format || mxd_json_equals(&a->json, type, "text")) return true;
+    if (mxd_json_equals(&a->json, type, "json_object")) return ask_schema(a, ask_member(a, format, "schema"), name);
+    if (!mxd_json_equals(&a->json, type, "json_schema"))
+        return refuse_member(a, name, "its type has to be text, json_object or json_schema");
+    uint32_t outer = ask_member(a, format, "json_schema"), schema = outer ? ask_member(a, outer, "schema") : 0;
+    return schema ? ask_schema(a, schema, name) : refuse_member(a, name, "json_schema.schema is missing");
 }
 
 /* Read what chat and completions share. */
@@ -271,12 +282,12 @@ static bool ask_common(ask *a) {
     if (options && !ask_flag(a, options, "include_usage", &a->wish.with_usage)) return false;
     a->wish.choices = (uint32_t)choices;
     a->wish.with_origins = extended;
-    return true;
+    return ask_format(a);
 }
 
 void openai_chat(server *s, connection *c) {
     ask a;
-    if (ask_open(&a, s, c, &openai_chat_dialect) && ask_common(&a) &&
+    if (ask_open(&a, s, c, &openai_chat_dialect) && ask_common(&a) && ask_tool_choice(&a) &&
         ask_messages(&a, mxd_json_get(&a.json, 0, "messages"), "messages") && ask_encode_chat(&a))
         ask_begin(&a);
     ask_free(&a);

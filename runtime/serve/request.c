@@ -37,6 +37,7 @@ bool ask_open(ask *a, server *s, connection *c, const dialect *d) {
 void ask_free(ask *a) {
     for (size_t i = 0; i < a->message_count; i++) free((void *)a->messages[i].content);
     free(a->messages);
+    for (uint32_t i = 0; i < MOST_CHOICES; i++) mxd_grammar_free(&a->wish.grammars[i]);
     free(a->wish.ids);
     mxd_json_free(&a->json);
 }
@@ -147,6 +148,20 @@ bool ask_limit(ask *a, uint32_t node, const char *name) {
     return true;
 }
 
+/* ---- structured output ---- */
+
+bool ask_schema(ask *a, uint32_t schema, const char *name) {
+    mxd_json_writer w;
+    mxd_error error = {.status = MXD_OK};
+    mxd_json_writer_init(&w, 2 * BODY_BYTES);
+    if (schema) mxd_json_put_node(&w, &a->json, schema);
+    else mxd_json_append(&w, "{\"type\":\"object\"}", 17);
+    for (uint32_t i = 0; i < a->wish.choices && !error.status; i++)
+        (void)mxd_grammar_compile(a->server->run->model, w.data, w.len, &a->wish.grammars[i], &error);
+    mxd_json_writer_free(&w);
+    return error.status ? REFUSE(a, "'%s': %s", name, error.message) : true;
+}
+
 /* ---- conversations ---- */
 
 /* Append the text of a content part. */
@@ -224,7 +239,7 @@ bool ask_encode_text(ask *a, const char *text, size_t length) {
 
 void ask_begin(ask *a) {
     mxd_error error;
-    const wish *w = &a->wish;
+    wish *w = &a->wish;
     if (w->n >= a->server->plan->ctx) {
         refuse(a->server, a->connection, a->dialect, 400, "context_length_exceeded",
                "the prompt has %zu tokens, the context %u: no room to answer", w->n, (unsigned)a->server->plan->ctx);

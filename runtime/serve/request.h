@@ -34,6 +34,8 @@ uint32_t ask_member(const ask *a, uint32_t node, const char *name);
 bool ask_sampling(ask *a, uint32_t node);
 /* Read how many tokens are wanted at most; -1: until the context is full. */
 bool ask_limit(ask *a, uint32_t node, const char *name);
+/* Let the answer fit a schema, node of the body; 0: any object. */
+bool ask_schema(ask *a, uint32_t schema, const char *name);
 /* Add a message; content is a string, or parts of text. */
 bool ask_message(ask *a, const char *role, uint32_t content);
 /* Add the messages of an array. */

@@ -18,6 +18,7 @@ struct job {
     size_t n;
     mxd_sampling sampling;
     const char *stops[MAX_STOPS]; /* each allocated */
+    mxd_grammar *grammar;         /* or NULL */
 
     /* Guarded by the scheduler's mutex. */
     job_state state;
@@ -55,17 +56,20 @@ static void free_job(job *j) {
     free(j->news.text.data);
     free(j->news.origins.data);
     free(j->held.data);
+    mxd_grammar_free(&j->grammar);
     free(j->ids);
     free(j);
 }
 
-job *scheduler_submit(scheduler *s, const uint32_t *ids, size_t n, const mxd_sampling *sampling) {
+job *scheduler_submit(scheduler *s, const uint32_t *ids, size_t n, const mxd_sampling *sampling,
+                      mxd_grammar **grammar) {
     pthread_mutex_lock(&s->mutex);
     bool full = s->totals.queued == QUEUE_LENGTH;
     pthread_mutex_unlock(&s->mutex);
     if (full) return NULL;
     job *j = allocate(sizeof *j);
-    *j = (job){.n = n, .sampling = *sampling, .ids = allocate(n * sizeof *ids)};
+    *j = (job){.n = n, .sampling = *sampling, .ids = allocate(n * sizeof *ids), .grammar = *grammar};
+    *grammar = NULL;
     memcpy(j->ids, ids, n * sizeof *ids);
     for (uint32_t i = 0; i < sampling->stop_count; i++) j->stops[i] = format_text("%s", sampling->stop[i]);
     j->sampling.stop = j->stops;
@@ -120,6 +124,7 @@ static void finish(scheduler *s, job *j, const mxd_error *error) {
         mxd_seq_get_stats(j->seq, &j->news.stats);
         t->drafted += j->news.stats.drafted;
         t->accepted += j->news.stats.accepted;
+        mxd_seq_set_grammar(j->seq, NULL, 0, &(mxd_error){0}); /* it goes with the job */
         if (error) prefix_close(&s->cache, &j->seq);
         else prefix_park(&s->cache, &j->seq);
     }
@@ -194,6 +199,7 @@ static void start_jobs(scheduler *s) {
         size_t cached = 0;
         pthread_mutex_unlock(&s->mutex); /* copying takes a while */
         mxd_status status = prefix_open(&s->cache, j->ids, j->n, &j->sampling, &j->seq, &cached, &error);
+        if (!status) status = mxd_seq_set_grammar(j->seq, j->grammar, j->n, &error);
         pthread_mutex_lock(&s->mutex);
         if (status) {
             finish(s, j, &error);

@@ -35,8 +35,9 @@ typedef struct scheduler_totals {
 /* Start a thread that owns the engine of *run until the process ends. It answers up to `parallel` jobs at once and
  * writes a byte to wake_fd, which does not block, after each step. */
 int scheduler_start(const session *run, uint32_t sequences, uint32_t parallel, int wake_fd, scheduler **out);
-/* Queue a job for the prompt ids[n], which is fewer than the context holds. All is copied. NULL: the queue is full. */
-job *scheduler_submit(scheduler *s, const uint32_t *ids, size_t n, const mxd_sampling *sampling);
+/* Queue a job for the prompt ids[n], which is fewer than the context holds; the answer fits *grammar unless that is NULL.
+ * All is copied, but the job takes the grammar and sets *grammar to NULL. NULL: the queue is full. */
+job *scheduler_submit(scheduler *s, const uint32_t *ids, size_t n, const mxd_sampling *sampling, mxd_grammar **grammar);
 void scheduler_news(scheduler *s, job *j, job_news *out);
 /* Forget a job, done or not. It stops before the next step. */
 void scheduler_drop(scheduler *s, job **j);

@@ -93,6 +93,8 @@ void mxd_json_put_bool(mxd_json_writer *w, bool value);
 void mxd_json_put_null(mxd_json_writer *w);
 /* Write text[len], a value in JSON already. */
 void mxd_json_put_raw(mxd_json_writer *w, const char *text, size_t len);
+/* Write a value of a parsed document: `node` and all that is in it. */
+void mxd_json_put_node(mxd_json_writer *w, const mxd_json *doc, uint32_t node);
 /* Append bytes as they are, outside the document (such as "\n\n" after it): no comma, no check. */
 void mxd_json_append(mxd_json_writer *w, const char *text, size_t len);
 

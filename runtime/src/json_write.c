@@ -134,3 +134,27 @@ void mxd_json_put_bool(mxd_json_writer *w, bool value) {
 void mxd_json_put_null(mxd_json_writer *w) {
     mxd_json_put_raw(w, "null", 4);
 }
+
+void mxd_json_put_node(mxd_json_writer *w, const mxd_json *doc, uint32_t node) {
+    const mxd_json_node *value = &doc->nodes[node];
+    const char *text = doc->text + value->start;
+    switch (value->type) {
+    case MXD_JSON_NULL: mxd_json_put_null(w); return;
+    case MXD_JSON_FALSE:
+    case MXD_JSON_TRUE: mxd_json_put_bool(w, value->type == MXD_JSON_TRUE); return;
+    case MXD_JSON_NUMBER: mxd_json_put_raw(w, text, value->len); return;
+    case MXD_JSON_STRING: mxd_json_put_string(w, text, value->len); return;
+    case MXD_JSON_ARRAY:
+    case MXD_JSON_OBJECT: break;
+    }
+    bool object = value->type == MXD_JSON_OBJECT;
+    mxd_json_open(w, object ? '{' : '[');
+    for (uint32_t i = mxd_json_first(doc, node); i; i = mxd_json_next(doc, node, i)) {
+        mxd_json_put_node(w, doc, i);
+        if (!object) continue;
+        mxd_json_append(w, ":", 1);
+        w->comma = false;
+        mxd_json_put_node(w, doc, i + 1);
+    }
+    mxd_json_close(w, object ? '}' : ']');
+}
