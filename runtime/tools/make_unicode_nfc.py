@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print runtime/src/unicode_nfc.h, measured on the installed Hugging Face ``tokenizers``.
 
-    python runtime/tools/make_unicode_nfc.py > runtime/src/unicode_nfc.h
+    python runtime/tools/make_unicode_nfc.py > runtime/src/unicode_nfc.h && make format
 
 Python's ``unicodedata`` proposes, the library decides: it may know fewer characters.
 """
