@@ -233,7 +233,7 @@ void mxd_grammar_propose(const mxd_policy *policy, const mxd_seq *s, size_t most
 }
 
 void mxd_grammar_prune(const mxd_seq *s, mxd_proposal *d) {
-    uint32_t state[MXD_MAX_DRAFT], kept = 0;
+    uint32_t state[MXD_MAX_DRAFT] = {0}, kept = 0;
     int32_t moved[MXD_MAX_DRAFT]; /* where a node went; -1: it was removed */
     for (uint32_t i = 0; i < d->count; i++) {
         mxd_node node = d->node[i];

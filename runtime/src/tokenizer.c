@@ -180,7 +180,7 @@ static int added_byte(const mxd_tokenizer *t, const uint8_t *text, size_t len, s
 
 /* Narrow the added tokens *low..*high, which agree in `depth` bytes, to those whose next byte is `byte`. */
 static void narrow(const mxd_tokenizer *t, size_t depth, int byte, uint32_t *low, uint32_t *high) {
-    uint32_t bounds[2];
+    uint32_t bounds[2] = {0};
     for (int side = 0; side < 2; side++) {
         uint32_t a = *low, b = *high;
         while (a < b) {
