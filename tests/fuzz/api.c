@@ -442,13 +442,16 @@ static void cut_events(timeline *t, size_t n) {
     }
     /* A prompt that is forgotten had restarted max_tokens, which only matters if a token is still to be processed. Under mixed
      * precision the last token of a call of logits was decided about, that of the same tokens alone was not. */
-    bool restarted = false, forced = t->events[kept - 1].type == FORCED && !t->events[kept - 1].checked;
+    const event *last = &t->events[kept - 1]; /* that brought tokens */
+    while (last > t->events && (last->type == RULED || last->type == CLEARED || last->type == PARTED)) last--;
+    bool restarted = false, generated = last->type == GENERATED, forced = last->type == FORCED && !last->checked;
     for (; i < t->event_count; i++) restarted |= t->events[i].type == PROMPTED;
-    restarted &= t->events[kept - 1].type == GENERATED;
+    restarted &= generated;
     /* What belongs to the sequence, not to its tokens, stays. */
-    bool rule = false;
+    bool rule = false, stopped = false;
     uint32_t chosen = t->events[0].settings;
     for (size_t i = 1; i < kept; i++) {
+        if (t->events[i].type == GENERATED) stopped = t->events[i].end == n && t->events[i].stop != MXD_STOP_NONE;
         if (t->events[i].type == COPIED) {
             chosen = t->events[i].settings;
             rule = false;
@@ -456,6 +459,7 @@ static void cut_events(timeline *t, size_t n) {
         if (t->events[i].type == RULED) rule = t->events[i].rule;
     }
     t->event_count = kept;
+    if (stopped) open_event(t, CLEARED)->end = n; /* what stopped it stays, the stop does not */
     if (restarted || (forced && options.precision == MXD_PRECISION_AUTO)) open_event(t, PARTED)->end = n;
     if (chosen != t->settings) {
         open_event(t, COPIED)->settings = t->settings;
