@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export_model(checkpoint, folder)
     pack(folder, folder / "t.mxb")
     rng = np.random.default_rng(0)
-    runner = OnnxRunner(folder / "model.base.onnx", fold=True)
+    runner = OnnxRunner(folder / "model.base.onnx")
     corpus = Corpus()
     for number in range(24):
         start = rng.integers(3, 500, 8).tolist()
@@ -83,7 +83,7 @@ def weights(trainer: DraftTrainer) -> dict[str, np.ndarray]:
 def test_the_target_in_torch_is_the_exported_graph(folder: Path, precision: str) -> None:
     target = bundle_target(Bundle.open(folder / "t.mxb"), precision)
     ids = list(range(5, 45))
-    wanted = OnnxRunner(folder / f"model.{precision}.onnx", fold=True).logits(ids)
+    wanted = OnnxRunner(folder / f"model.{precision}.onnx").logits(ids)
     got = target(torch.tensor([ids]))[0] @ target.head.T
     # int8 activations may round to the next step where sums differ in their last bits.
     assert np.abs(got.numpy() - wanted).max() < 0.03 * np.abs(wanted).max()

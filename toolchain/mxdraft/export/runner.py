@@ -16,18 +16,15 @@ from mxdraft.export.graph import Metadata
 class OnnxRunner:
     """One graph on the CPU, one sequence at a time; no state is kept between calls.
 
-    ``fold``: dequantize the weights once, while loading: eight times the size and seconds of loading, but
-    then far faster steps.
+    Weights stay packed and are dequantized in each pass, which costs as much as some 200 rows: ask for many
+    rows at once. Constants folded while loading would take eight times the memory.
     """
 
-    def __init__(self, model: Path, threads: int = 1, fold: bool = False) -> None:
+    def __init__(self, model: Path, threads: int = 1) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        if not fold:  # which is onnxruntime's default
-            options.add_session_config_entry(
-                "optimization.constant_folding_max_output_size_in_bytes", "65536"
-            )
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "65536")
         options.log_severity_level = 3  # it warns of every weight not folded
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         properties = self._session.get_modelmeta().custom_metadata_map

@@ -14,7 +14,7 @@ import jinja2
 
 from mxdraft import __version__
 from mxdraft.files import as_text
-from mxdraft.verify.compare import MARGIN_BOUND, RMS_BOUND, Result
+from mxdraft.verify.compare import MARGIN_BOUND, RMS_BOUND, STEPS, Result
 
 
 def verification_report(results: Sequence[Result], bundle: str, directory: Path) -> dict[str, Any]:
@@ -24,6 +24,7 @@ def verification_report(results: Sequence[Result], bundle: str, directory: Path)
         "onnx": as_text(directory),
         "versions": {"mxdraft": __version__, "onnxruntime": version("onnxruntime")},
         "bounds": {"margin": MARGIN_BOUND, "rms": RMS_BOUND},
+        "steps": STEPS,
         "faults": [fault for result in results for fault in result.faults()],
         "results": [dataclasses.asdict(result) for result in results],
     }
