@@ -131,12 +131,20 @@ def run_together(
     )
 
 
-def set_costs(engine: Engine, row: float, base: float = 0.0, seconds: float = 1.0) -> None:
-    """Set the costs of each further row and of a step at base precision, in steps of one row that are said to
-    take so many seconds. No real step takes a second, so the engine has nothing to correct."""
+def set_costs(
+    engine: Engine, row: float, base: float = 0.0, seconds: float = 1.0, draft: float = 0.0
+) -> None:
+    """Set the costs of each further row, of a step at base precision and of a pass of the trained drafter, in
+    steps of one row that are said to take so many seconds. No real step takes a second, so the engine has
+    nothing to correct."""
     library = load()
     costs = library.ffi.new(
-        "mxd_costs *", {"step": [seconds * (1 + row * (n - 1)) for n in range(17)], "base": seconds * base}
+        "mxd_costs *",
+        {
+            "step": [seconds * (1 + row * (n - 1)) for n in range(17)],
+            "base": seconds * base,
+            "draft": seconds * draft,
+        },
     )
     library.lib.mxd_engine_set_costs(engine._pointer, costs)
 
@@ -769,9 +777,9 @@ def test_drafter_follows_second_prompts_and_truncation(copied: Model) -> None:
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_drafter_whose_steps_take_longer_than_plain_ones_leaves(copied: Model, pays: bool) -> None:
-    """However often it is right: if every step takes longer than a plain one is said to take, it stops for
-    good after its trial of 32 steps, and the text stays that of plain decoding."""
+def test_drafter_whose_steps_take_longer_than_plain_ones_pauses(copied: Model, pays: bool) -> None:
+    """However often it is right: if every step takes longer than a plain one is said to take, it pauses after
+    its trial of 32 steps, and the text stays that of plain decoding."""
     prompt, tokens = LONG_PROMPTS[0], 200
     with (
         Engine(copied, ctx=256, threads=1, precision="base") as plain,
@@ -794,8 +802,8 @@ def test_drafter_whose_steps_take_longer_than_plain_ones_leaves(copied: Model, p
         assert len(drafted) > 100
 
 
-def test_drafter_reads_the_features_of_its_own_rows(tmp_path: Path) -> None:
-    """Each sequence repeats a token of its own, which the drafter knows from the residual stream only."""
+def _repeating(tmp_path: Path) -> Path:
+    """A bundle whose texts repeat their last token, which its drafter knows from the residual stream only."""
     target = tiny.checkpoint(layers=2)
     for name, tensor in target.tensors.items():
         if "_proj." in name:
@@ -812,8 +820,61 @@ def test_drafter_reads_the_features_of_its_own_rows(tmp_path: Path) -> None:
         "input_proj.weight": np.concatenate([zero, unit], axis=1),
     }
     drafter = _drafter(target, np.arange(0, 480, 10, dtype=np.uint32), weights, features=2)
+    return _with_drafter(tmp_path, target, drafter)
+
+
+def test_drafter_that_paused_drafts_again(tmp_path: Path) -> None:
+    """It skips what was written meanwhile. Its guesses are right again, even after a truncation."""
     with (
-        Model(_with_drafter(tmp_path, target, drafter)) as model,
+        Model(_repeating(tmp_path)) as model,
+        Engine(model, threads=1, max_seqs=2, draft="model", draft_max=2) as engine,
+        Timeline(engine, ignore_eos=True) as sequence,
+        Timeline(engine, ignore_eos=True, max_tokens=130) as other,
+    ):
+
+        def write(tokens: int) -> tuple[int, int]:
+            """Write some tokens or a few more; return how many were drafted, and how many were right."""
+            before, until = sequence.stats, len(sequence.tokens) + tokens
+            while len(sequence.tokens) < until:
+                engine.step([sequence])
+            after = sequence.stats
+            return after["drafted"] - before["drafted"], after["accepted"] - before["accepted"]
+
+        set_costs(engine, row=0.001, seconds=1e-9)
+        sequence.prompt([23])
+        assert write(95)[1] > 50
+        assert write(15) == (0, 0)
+        for _ in range(2):
+            leg(other, [11])
+            other.truncate(0)
+        set_costs(engine, row=0.001, seconds=1000)
+        assert write(40)[1] > 20
+        sequence.truncate(len(sequence.tokens) - 1)
+        sequence.prompt([23])
+        assert write(40)[1] > 20
+        assert set(sequence.tokens) == {23}
+
+
+def test_the_expected_gain_counts_what_drafting_costs(copied: Model) -> None:
+    gains = []
+    for draft in (0.0, 0.5):
+        with (
+            Engine(
+                copied, ctx=128, threads=1, precision="base", draft="model", draft_max=4, draft_min=4
+            ) as engine,
+            Timeline(engine, ignore_eos=True, max_tokens=60) as sequence,
+        ):
+            set_costs(engine, row=0, draft=draft)
+            leg(sequence, LONG_PROMPTS[0])
+            gains.append(sequence.stats["expected_gain"])
+    assert gains[0] > 2
+    assert gains[1] == pytest.approx(gains[0] / 3, rel=0.05)  # a step and four passes of half a step
+
+
+def test_drafter_reads_the_features_of_its_own_rows(tmp_path: Path) -> None:
+    """Each sequence repeats a token of its own."""
+    with (
+        Model(_repeating(tmp_path)) as model,
         Engine(model, threads=2, max_seqs=8, max_rows=64, draft="model", draft_max=4, draft_min=4) as engine,
     ):
         sequences = [Timeline(engine, max_tokens=21) for _ in range(8)]
@@ -897,6 +958,20 @@ def test_costs_are_measured_once_for_each_kind_of_engine(drafting: Model, tmp_pa
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_costs_of_a_busy_machine_are_measured_again(drafting: Model, tmp_path: Path) -> None:
+    with Engine(drafting, ctx=64, threads=1, draft="auto") as engine:
+        engine.measure_costs(tmp_path)
+        (file,) = tmp_path.iterdir()
+        numbers = [float(number) for number in file.read_text(encoding="ascii").split()]
+        for slower, good in ((1, True), (1000, False)):
+            text = " ".join(f"{slower * number:.3f}" for number in numbers) + "\n"
+            file.write_text(text, encoding="ascii")
+            assert engine.load_costs(tmp_path) == good
+        with Timeline(engine) as sequence:  # the steps that tell would overwrite its rows
+            leg(sequence, PROMPTS[0])
+            assert engine.load_costs(tmp_path)
+
+
 def test_costs_can_be_measured_without_a_place_for_them(
     drafting: Model, plain: Plain, tmp_path: Path
 ) -> None:
@@ -936,9 +1011,9 @@ def test_damaged_costs_are_not_taken(drafting: Model, tmp_path: Path) -> None:
         file.mkdir()
         assert not engine.load_costs(tmp_path)
         file.rmdir()
-        file.write_bytes(b" ".join(b"%d.000" % (100 + n) for n in range(18)) + b"\n")
+        file.write_bytes(b" ".join(b"%d.000" % (10 + n) for n in range(18)) + b"\n")
         assert engine.load_costs(tmp_path)
-        assert engine.step_costs == pytest.approx([1e-6 * (100 + n) for n in range(16)])
+        assert engine.step_costs == pytest.approx([1e-6 * (10 + n) for n in range(16)])
 
 
 # ---- other builds ----

@@ -242,9 +242,9 @@ typedef struct mxd_stats {
     double draft_s, verify_s, sample_s; /* parts of decode_s */
     double schedule_s;                  /* part of draft_s: ranking what is proposed and choosing what is verified */
     double expected_gain;               /* speed over plain decoding by the estimates that chose the drafts; 0: none */
-    double gain;             /* the same by this run's time and the measured cost of plain steps; 0: not measured */
-    uint64_t bytes_read;     /* weight and KV bytes that decode steps streamed */
-    uint64_t peak_rss_bytes; /* largest resident set of the process */
+    double gain;                        /* the same by this run's time and the time of plain steps; 0: not measured */
+    uint64_t bytes_read;                /* weight and KV bytes that decode steps streamed */
+    uint64_t peak_rss_bytes;            /* largest resident set of the process */
 } mxd_stats;
 
 /* What the KV cache of a sequence holds. */
@@ -364,7 +364,8 @@ void mxd_engine_close(mxd_engine **engine);
 const mxd_plan *mxd_engine_plan(const mxd_engine *engine);
 
 /* Load what steps cost from `directory`, which has a small file for each machine, bundle and options; NULL: nowhere.
- * Return 0 if there is none: draft lengths then rest on a guess until costs are measured. */
+ * Return 0 if there is none, or if a step now takes less than half as long as the file says, for which a few steps run
+ * unless sequences are open: draft lengths then rest on a guess until costs are measured. */
 int mxd_engine_load_costs(mxd_engine *engine, const char *directory);
 /* Measure what steps cost and keep it in `directory`, before the first sequence opens: 54 steps and, for several
  * sequences, 12 wide ones. A directory that is not there or cannot be written is no error. */

@@ -19,7 +19,7 @@
 #include "engine.h"
 #include "hash.h"
 
-enum { REPEAT = 5, WIDE_REPEAT = 3, NARROW = 9, MEASURED = NARROW + MXD_WIDE_COSTS };
+enum { REPEAT = 5, WIDE_REPEAT = 3, LOOKS = 3, NARROW = 9, MEASURED = NARROW + MXD_WIDE_COSTS };
 enum { NUMBERS = MXD_COST_ROWS + MXD_WIDE_COSTS + 3, PATH_BYTES = 4096 };
 
 static const uint32_t WIDTHS[MEASURED] = {1, 2, 3, 4, 5, 6, 8, 12, MXD_COST_ROWS, MXD_WIDE_ROWS};
@@ -270,17 +270,37 @@ static void write_costs(const mxd_engine *g, const char *path, mxd_costs *c) {
     fclose(f);
 }
 
+static bool has_sequences(const mxd_engine *g) {
+    for (uint32_t i = 0; i < g->max_seqs; i++)
+        if (g->seqs[i].in_use) return true;
+    return false;
+}
+
+/* Return whether a step of one row takes less than half as long as `costs` say. Then other programs disturbed the
+ * measuring, and costs of different widths do not even have the right ratios. */
+static bool are_outdated(mxd_engine *g, const mxd_costs *costs) {
+    double least = costs->step[1];
+    if (has_sequences(g) || mxd_engine_enter(g, NULL)) return false; /* a row would overwrite theirs */
+    for (int round = 0; round < LOOKS; round++) {
+        double seconds;
+        if (!mxd_time_rows(g, first_position(g), 1, mxd_first_pass(g), &seconds, NULL))
+            keep_least(&least, seconds, false);
+    }
+    mxd_engine_leave(g);
+    return least < costs->step[1] / 2;
+}
+
 int mxd_engine_load_costs(mxd_engine *g, const char *directory) {
     char path[PATH_BYTES];
     mxd_costs costs;
     if (!directory || !costs_path(g, directory, path, sizeof path) || !read_costs(g, path, &costs)) return 0;
+    if (are_outdated(g, &costs)) return 0;
     mxd_engine_set_costs(g, &costs);
     return 1;
 }
 
 mxd_status mxd_engine_measure_costs(mxd_engine *g, const char *directory, mxd_error *err) {
-    for (uint32_t i = 0; i < g->max_seqs; i++)
-        if (g->seqs[i].in_use) return mxd_fail(err, MXD_ERR_ARGUMENT, "costs are measured before a sequence opens");
+    if (has_sequences(g)) return mxd_fail(err, MXD_ERR_ARGUMENT, "costs are measured before a sequence opens");
     mxd_costs costs = {0};
     mxd_status status = mxd_engine_enter(g, err);
     if (status) return status;

@@ -49,8 +49,9 @@ typedef struct mxd_proposal {
 
 /* What drafting took in a pass; whoever drafts adds to it. */
 typedef struct mxd_draft_use {
-    uint64_t bytes;   /* read, of weights */
-    double drafter_s; /* seconds of the trained drafter's passes */
+    uint64_t bytes;    /* read, of weights */
+    double drafter_s;  /* seconds of the trained drafter's passes */
+    double expected_s; /* seconds, by the policy's estimates */
 } mxd_draft_use;
 
 #endif

@@ -30,6 +30,7 @@ void mxd_draft_base(mxd_engine *g, mxd_seq *s, size_t most, mxd_draft_use *use) 
         }
         if (mxd_forward(g, 0, NULL)) break; /* what base precision cannot compute it does not draft */
         use->bytes += mxd_weight_bytes(g, 0);
+        use->expected_s += mxd_policy_base_cost(g->policy, rows);
         for (uint32_t k = 0; k < rows; k++) {
             uint32_t token = g->outcomes[k].winner, at = count++;
             drafted[at] = token;

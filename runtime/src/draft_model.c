@@ -82,7 +82,7 @@ static void learn_context(const mxd_engine *g, mxd_seq *s) {
 
 void mxd_draft_model_open(mxd_seq *s) {
     mxd_drafter_state *d = &s->drafter;
-    d->n_past = d->context_read = 0;
+    d->n_past = d->skipped = d->context_read = 0;
     d->guess_count = d->context_rows = d->context_next = 0;
 }
 
@@ -97,14 +97,18 @@ void mxd_draft_model_copy(mxd_seq *to, const mxd_seq *from) {
     memcpy(to->drafter.guesses, d->guesses, sizeof d->guesses);
     to->drafter.guess_count = d->guess_count;
     to->drafter.n_past = d->n_past;
+    to->drafter.skipped = d->skipped;
     to->drafter.context_read = d->context_read;
     to->drafter.context_rows = d->context_rows;
     to->drafter.context_next = d->context_next;
 }
 
 void mxd_draft_model_truncate(mxd_seq *s, size_t n) {
-    if (s->drafter.n_past > n) s->drafter.n_past = n;
-    s->drafter.guess_count = 0;
+    mxd_drafter_state *d = &s->drafter;
+    d->guess_count = 0;
+    if (d->n_past <= n) return;
+    d->n_past = n;
+    if (d->skipped > 0) d->skipped = n; /* it does not know which: forget all */
 }
 
 /* ---- a pass: rows through the drafter, logits for its outcomes ---- */
@@ -238,20 +242,23 @@ static void take_guesses(mxd_engine *g, uint32_t depth) {
     }
 }
 
-/* Append a row of the drafter, which makes guesses or only fills the cache. */
+/* Append a row of the drafter, which makes guesses or only fills the cache. Positions that it skipped leave no hole in
+ * its cache: it reads what comes after them as if it followed what came before. */
 static void add_row(mxd_engine *g, const mxd_seq *s, size_t position, uint32_t token, bool guesses) {
     if (guesses) g->outcomes[g->outcome_count++] = (mxd_outcome){.row = (uint32_t)g->row_count};
-    mxd_add_row(g, s, position, token, MXD_OUTPUT_NONE);
+    mxd_add_row(g, s, position - s->drafter.skipped, token, MXD_OUTPUT_NONE);
 }
 
-/* Append a row for each position that the target's pass has processed and the drafter has not read. A sequence of which
- * it missed some positions it drafts for no more. */
+/* Append a row for each position that the target's pass has processed and the drafter has not read. Those of earlier
+ * passes, during which it paused, it skips. */
 static void add_unread(mxd_engine *g, const mxd_part *p) {
     mxd_seq *s = p->seq;
     mxd_drafter_state *d = &s->drafter;
     size_t own = p->from + p->rows < s->n_past ? p->rows : s->n_past - p->from; /* less one that turned core */
     size_t skipped = p->from < d->n_past ? d->n_past - p->from : 0, unread = own > skipped ? own - skipped : 0;
-    if (d->n_past + unread + p->accepted != s->n_past) return;
+    size_t missed = s->n_past - unread - p->accepted - d->n_past;
+    d->n_past += missed;
+    d->skipped += missed;
     for (size_t k = 0; k < unread + p->accepted && d->n_past + 1 < s->token_count; k++, d->n_past++) {
         size_t row = k < unread ? p->first + skipped + k : p->first + p->rows + p->accepted_node[k - unread];
         g->drafter.feature_row[g->row_count] = (uint32_t)row;
@@ -266,9 +273,10 @@ void mxd_draft_model_follow(mxd_pass *pass) {
     mxd_clear_rows(g);
     for (size_t i = 0; i < pass->count; i++) {
         pass->parts[i].seq->drafter.guess_count = 0;
-        if (!pauses) add_unread(g, &pass->parts[i]); /* if it pauses, it leaves these sequences for good */
+        if (!pauses) add_unread(g, &pass->parts[i]);
     }
     if (g->row_count == 0) return;
+    pass->use.expected_s += mxd_policy_model_cost(g->policy, g->row_count);
     run_pass(g, true, &pass->use);
     take_guesses(g, 0);
 }
@@ -322,6 +330,7 @@ void mxd_draft_model_propose(mxd_engine *g, mxd_seq *const *seqs, const size_t *
             memcpy(g->drafter.states + g->row_count * hidden, s->drafter.state, hidden * sizeof(float));
             add_row(g, s, s->token_count - 2 + depth, s->drafts.proposal.node[newest[i]].token, true);
         }
+        use->expected_s += mxd_policy_model_cost(g->policy, g->row_count);
         run_pass(g, false, use);
         take_guesses(g, depth);
         for (size_t i = 0; i < n; i++)

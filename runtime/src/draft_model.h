@@ -28,7 +28,8 @@ typedef struct mxd_guess {
 
 /* What the drafter knows of a sequence. */
 typedef struct mxd_drafter_state {
-    size_t n_past;        /* positions in the drafter's cache */
+    size_t n_past;        /* positions that it has read or skipped */
+    size_t skipped;       /* of these: passed while it paused, so its cache has no rows for them */
     float *state;         /* (hidden) after the newest of them */
     mxd_guess guesses[2]; /* of the token after those committed */
     uint32_t guess_count;

@@ -4,12 +4,15 @@
 #include <math.h>
 #include <string.h>
 
-enum { PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 32, MODEL_PAUSE = 256 };
+enum { PATIENCE = 8, MAX_PATIENCE = 128, MODEL_TRIAL = 32, MODEL_PAUSE = 256, MAX_DRAFTED = 32 };
 
 const uint32_t mxd_wide_rows[MXD_WIDE_COSTS] = {MXD_WIDE_ROWS};
 
 /* Weight of the first guess, and of all evidence: older evidence fades, so that a change of text is noticed. */
 static const float PRIOR_WEIGHT = 2, MEMORY = 48;
+
+/* Tokens, promised and kept, with which a credit begins. */
+static const float CREDIT_WEIGHT = 8;
 
 /* Share of a token's chance that counts next to other sequences: there a row can cost nearly what a token is worth, and
  * choosing what looks best by estimates that err promises too much. */
@@ -65,6 +68,7 @@ void mxd_policy_set_costs(mxd_policy *p, const mxd_costs *costs) {
     p->costs = *costs;
     memcpy(p->measured_step, costs->step, sizeof p->measured_step);
     p->pace = 1;
+    p->plain = p->drafted = 0;
     p->measured = true;
 }
 
@@ -99,26 +103,47 @@ static void learn_cost(mxd_policy *p, size_t rows, double seconds) {
     const double *measured = p->measured_step;
     double *cost = p->costs.step;
     if (rows == 1) {
-        p->pace += SHARE * (clamp(seconds / measured[1], 0.5, 2) - p->pace);
+        double share = 1 / (double)(p->plain + 1);
+        p->pace += (share > SHARE ? share : SHARE) * (clamp(seconds / measured[1], 0.5, 2) - p->pace);
+        p->plain++;
+        p->drafted = 0;
         return;
     }
+    p->drafted++;
     cost[rows] += SHARE * (measured[rows] * clamp(seconds / (measured[rows] * p->pace), 1, 2) - cost[rows]);
     for (size_t r = rows + 1; r <= MXD_COST_ROWS && cost[r] < cost[rows]; r++) cost[r] = cost[rows];
 }
 
-static void learn_step(mxd_policy *p, const mxd_observation *o) {
+static void learn_credit(mxd_policy *p, const mxd_observation *o) {
     int together = o->together;
-    if (p->model[together].pause > 0) p->model[together].pause--;
-    if (!p->measured || (!together && o->rows > MXD_COST_ROWS)) return;
-    if (!together) learn_cost(p, o->rows, o->seconds);
+    if (p->drafts[together].promised >= MEMORY) {
+        p->drafts[together].promised /= 2;
+        p->drafts[together].kept /= 2;
+    }
+    p->drafts[together].promised += o->promised;
+    p->drafts[together].kept += o->kept;
+}
+
+/* Judge the trained drafter after some steps by the time that they saved together. */
+static void learn_model(mxd_policy *p, const mxd_observation *o) {
+    int together = o->together;
     if (!o->asked_model) return;
     double without = together ? (o->seconds - (double)o->drafter_s) / (1 - (double)o->drafter_gain)
-                              : o->tokens * p->measured_step[1];
-    p->model[together].saved += 2 * SHARE * (without - o->seconds - p->model[together].saved);
-    if (++p->model[together].steps < MODEL_TRIAL || p->model[together].saved >= 0) return;
+                              : o->tokens * p->measured_step[1] * p->pace;
+    p->model[together].saved += without - o->seconds;
+    if (++p->model[together].steps < MODEL_TRIAL) return;
+    if (p->model[together].saved < 0) p->model[together].pause = MODEL_PAUSE;
     p->model[together].steps = 0;
-    p->model[together].pause = MODEL_PAUSE;
     p->model[together].saved = 0;
+}
+
+static void learn_step(mxd_policy *p, const mxd_observation *o) {
+    int together = o->together;
+    learn_credit(p, o);
+    if (p->model[together].pause > 0) p->model[together].pause--;
+    if (!p->measured || (!together && o->rows > MXD_COST_ROWS)) return;
+    if (!together) learn_cost(p, o->rows, o->seconds - (double)o->drafting_s);
+    learn_model(p, o);
 }
 
 void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
@@ -128,6 +153,10 @@ void mxd_policy_learn(mxd_policy *p, const mxd_observation *o) {
 }
 
 /* ---- schedule: what pays ---- */
+
+float mxd_policy_credit(const mxd_policy *p, bool together) {
+    return (p->drafts[together].kept + CREDIT_WEIGHT) / (p->drafts[together].promised + CREDIT_WEIGHT);
+}
 
 /* Interpolate between the widths that were measured; after them, extrapolate the last line. */
 double mxd_policy_step_cost(const mxd_policy *p, size_t rows) {
@@ -152,7 +181,15 @@ static double row_cost(const mxd_policy *p, size_t rows) {
 double mxd_policy_deeper_gain(const mxd_policy *p, float path, size_t rows) {
     const float next = 0.6f; /* a guess of the chance of what is not drafted yet */
     double token = mxd_policy_step_cost(p, rows) / (double)rows;
-    return (double)(path * next) * token - row_cost(p, rows) - p->costs.draft_row;
+    return (double)(mxd_policy_credit(p, rows > 1) * path * next) * token - row_cost(p, rows) - p->costs.draft_row;
+}
+
+double mxd_policy_base_cost(const mxd_policy *p, size_t rows) {
+    return p->costs.base * mxd_policy_step_cost(p, rows) / mxd_policy_step_cost(p, 1);
+}
+
+double mxd_policy_model_cost(const mxd_policy *p, size_t rows) {
+    return p->costs.draft + p->costs.draft_row * (double)(rows - 1);
 }
 
 double mxd_policy_draft_cost(const mxd_policy *p) {
@@ -191,7 +228,7 @@ static size_t rank(mxd_proposal *const *proposals, size_t n, candidate *out) {
  * have steps. Leaves out those of the trained drafter if so asked. */
 static size_t best_prefix(const mxd_policy *p, const candidate *ranked, size_t count, size_t rows, bool without_model,
                           double *best_rate) {
-    double made = (double)rows, counts = rows > 1 ? (double)CAUTION : 1;
+    double made = (double)rows, counts = (double)(mxd_policy_credit(p, rows > 1) * (rows > 1 ? CAUTION : 1));
     size_t best = 0;
     *best_rate = made / mxd_policy_step_cost(p, rows);
     for (size_t i = 0; i < count; i++) {
@@ -249,6 +286,7 @@ void mxd_policy_choose(const mxd_policy *p, mxd_proposal *const *proposals, size
     o->drafter_gain = (float)(1 - rate_without / rate);
     o->choice = best > 0 ? MXD_SOME_PAID : p->idle + 1 < p->patience ? MXD_NONE_PAID : MXD_TRIED;
     if (o->choice == MXD_TRIED) best = 1;
+    if (n == 1 && rows == 1 && p->drafted >= MAX_DRAFTED) best = 0; /* to learn the pace */
     for (size_t i = 0; i < count && room > 0; i++) {
         size_t s = ranked[i].sequence;
         if (i >= best && kept[s] >= least) continue;

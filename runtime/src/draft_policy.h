@@ -26,15 +26,18 @@ typedef enum mxd_choice {
 
 /* What a step tells the policy. */
 typedef struct mxd_observation {
-    double seconds;          /* a step: all it took, drafting included */
-    float drafter_s;         /* of these: passes of the trained drafter */
-    float drafter_gain;      /* share of the time of verifying that its tokens were expected to save */
-    uint16_t rows, tokens;   /* verified; made */
-    uint8_t type;            /* mxd_observation_type */
-    uint8_t kind, accepted;  /* a drafted token whose parent was right: whether it was too */
-    uint8_t verified : 1;    /* it had a place in the step */
-    uint8_t choice : 4;      /* mxd_choice */
-    uint8_t together : 1;    /* several sequences */
+    double seconds;         /* a step: all it took, drafting included */
+    float drafter_s;        /* of these: passes of the trained drafter */
+    float drafting_s;       /* of these: drafting, the trained drafter's passes among it */
+    float drafter_gain;     /* share of the time of verifying that the trained drafter's tokens were expected to save */
+    float promised;         /* drafted tokens that the estimates said would be right */
+    uint16_t rows, tokens;  /* verified; made */
+    uint16_t kept;          /* drafted tokens that were right */
+    uint8_t type;           /* mxd_observation_type */
+    uint8_t kind, accepted; /* a drafted token whose parent was right: whether it was too */
+    uint8_t verified : 1;   /* it had a place in the step */
+    uint8_t choice : 4;     /* mxd_choice */
+    uint8_t together : 1;   /* several sequences */
     uint8_t asked_model : 1; /* the trained drafter had guesses to verify or to deepen */
 } mxd_observation;
 
@@ -47,12 +50,16 @@ typedef struct mxd_policy {
         float accepted, tried;
     } kind[MXD_KINDS];
     float chance[MXD_KINDS]; /* that a token of the kind is right if its parent is, at the confidence of its prior */
-    uint32_t idle, patience; /* steps in a row that verified nothing of what was proposed; how many until one tries */
+    struct {
+        float promised, kept; /* as in mxd_observation; older steps fade */
+    } drafts[2];              /* of one sequence alone; of several together */
+    uint32_t idle, patience;  /* steps in a row that verified nothing of what was proposed; how many until one tries */
     double measured_step[MXD_COST_ROWS + 1]; /* costs.step as measured, without any drafting */
     double pace;                             /* seconds of a step of one row, lately, over those measured */
+    uint32_t plain, drafted;                 /* steps of one row so far; steps of more since the last of them */
     struct {
-        double saved;          /* seconds that a step with the trained drafter saves, lately */
-        uint32_t steps, pause; /* steps that this is an average of; steps for which the drafter still pauses */
+        double saved;          /* seconds that the steps with the trained drafter saved, since it last was judged */
+        uint32_t steps, pause; /* how many these are; steps for which the drafter still pauses */
     } model[2];                /* of one sequence alone; of several together */
 } mxd_policy;
 
@@ -67,8 +74,15 @@ float mxd_policy_history(const mxd_policy *p, uint8_t kind);
 uint32_t mxd_propose(const mxd_policy *p, mxd_proposal *out, uint32_t token, int32_t parent, uint8_t kind,
                      float confidence);
 
+/* Return the share of the drafted tokens expected to be right that were, lately, of one sequence alone or of several.
+ * Estimates choose the best of many drafts, so they promise too much. */
+float mxd_policy_credit(const mxd_policy *p, bool together);
 /* Return the seconds of a step of so many rows. */
 double mxd_policy_step_cost(const mxd_policy *p, size_t rows);
+/* Return the seconds of a step of so many rows that drafts for full precision at base precision, or of the trained
+ * drafter. */
+double mxd_policy_base_cost(const mxd_policy *p, size_t rows);
+double mxd_policy_model_cost(const mxd_policy *p, size_t rows);
 /* Return the expected seconds saved by extending the draft below a node with probability `path`, in a step of `rows`
  * rows that make a token each; without the cost of the draft step that all such nodes share,
  * mxd_policy_draft_cost(). */
@@ -78,7 +92,7 @@ double mxd_policy_draft_cost(const mxd_policy *p);
  * yields more tokens a second. */
 uint32_t mxd_policy_base_length(const mxd_policy *p, mxd_proposal *d, size_t most);
 /* Whether the trained drafter should guess for n sequences: not while it pauses after steps that took longer with it
- * than without (it leaves the sequences that run), nor, for several, if no guess could get a place. */
+ * than without, nor, for several, if no guess could get a place. */
 bool mxd_policy_asks_model(const mxd_policy *p, size_t n);
 /* Cut the proposals of n sequences down to what one step should verify besides `rows` rows that make a token each, at
  * most `room` nodes. Each proposal keeps at least `least` nodes as far as room goes. Rows of prompts do not count: they

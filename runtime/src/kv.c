@@ -196,7 +196,7 @@ void mxd_kv_copy(mxd_seq *to, const mxd_seq *from) {
     for (uint32_t i = 0; g->drafter.in_use && i < 2 * g->model->config.kv_heads; i++)
         memcpy(head_rows(g, to->slot, g->model->config.layers, 0, i),
                head_rows(g, from->slot, g->model->config.layers, 0, i),
-               from->drafter.n_past * mxd_row_bytes(MXD_ROW_F16, g->model->config.head_dim));
+               (from->drafter.n_past - from->drafter.skipped) * mxd_row_bytes(MXD_ROW_F16, g->model->config.head_dim));
     to->kv.aged = s->aged;
     to->kv.core_count = s->core_count;
     to->kv.far_count = s->far_count;

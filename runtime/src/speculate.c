@@ -67,6 +67,19 @@ static void graft(mxd_proposal *tree, const mxd_proposal *chain) {
     }
 }
 
+/* Scale paths down where the drafters that disagree about a token promise more than certainty together. */
+static void share_certainty(mxd_proposal *tree) {
+    float factor[MXD_MAX_DRAFT], children[MXD_MAX_DRAFT + 1] = {0}; /* sums of paths; [0]: of the first tokens */
+    for (uint32_t i = 0; i < tree->count; i++) children[tree->node[i].parent + 1] += tree->node[i].path;
+    for (uint32_t i = 0; i < tree->count; i++) { /* a parent comes before its children */
+        mxd_node *node = &tree->node[i];
+        int32_t parent = node->parent;
+        float most = parent < 0 ? 1 : tree->node[parent].path / factor[parent], sum = children[parent + 1];
+        factor[i] = (parent < 0 ? 1 : factor[parent]) * (sum > most ? most / sum : 1);
+        node->path *= factor[i];
+    }
+}
+
 /* Fill the proposals of n sequences, up to most[i] tokens each, from the engine's own drafters: look-up, which costs
  * nothing, and the trained drafter, unless look-up is sure of itself. A step has `rows` rows that make a token each. */
 static void ask_drafters(mxd_pass *pass, mxd_seq *const *seqs, const size_t *most, size_t n, size_t rows) {
@@ -83,7 +96,10 @@ static void ask_drafters(mxd_pass *pass, mxd_seq *const *seqs, const size_t *mos
         if (left[i] > 0 && seqs[i]->drafter.guess_count > 0) pass->observation.asked_model = 1;
     }
     if (g->drafter.in_use) mxd_draft_model_propose(g, seqs, left, n, rows, &pass->use);
-    for (size_t i = 0; i < n; i++) graft(&seqs[i]->drafts.proposal, &found[i]);
+    for (size_t i = 0; i < n; i++) {
+        graft(&seqs[i]->drafts.proposal, &found[i]);
+        share_certainty(&seqs[i]->drafts.proposal);
+    }
     if (mxd_first_pass(g) && n == 1 && g->draft == MXD_DRAFT_AUTO) mxd_draft_base(g, seqs[0], most[0], &pass->use);
 }
 

@@ -19,7 +19,7 @@ void mxd_seq_get_stats(const mxd_seq *s, mxd_stats *out) {
     out->decode_tok_per_s = ratio(decoded, out->decode_s);
     out->tokens_per_step = ratio(decoded, (double)out->steps);
     out->expected_gain = ratio(s->expected_tokens, s->expected_s) * (p.measured ? p.measured_step[1] : 1);
-    out->gain = p.measured ? out->decode_tok_per_s * p.measured_step[1] : 0;
+    out->gain = p.measured ? out->decode_tok_per_s * p.measured_step[1] * p.pace : 0;
     out->peak_rss_bytes = mxd_peak_rss();
 }
 

@@ -80,9 +80,16 @@ static void advance(const mxd_pass *pass, mxd_part *p) {
 #endif
 }
 
-/* Count what a pass did for one sequence. A decode step is one whose tokens were all chosen here; the others are
- * prefill. */
-static void account(const mxd_pass *pass, const mxd_part *p) {
+/* Return how many drafted tokens of a proposal should be right, by the estimates of each. */
+static float promised(const mxd_proposal *d) {
+    float sum = 0;
+    for (uint32_t i = 0; i < d->count; i++) sum += d->node[i].path;
+    return sum;
+}
+
+/* Count what a pass of `rows` rows, drafts among them, did for one sequence. A decode step is one whose tokens were all
+ * chosen here; the others are prefill. */
+static void account(const mxd_pass *pass, size_t rows, const mxd_part *p) {
     mxd_seq *s = p->seq;
     mxd_stats *stats = &s->stats;
     const mxd_engine *g = s->engine;
@@ -95,8 +102,8 @@ static void account(const mxd_pass *pass, const mxd_part *p) {
     if (pass->full != mxd_first_pass(g)) return; /* a second look */
     const mxd_proposal *d = &s->drafts.proposal;
     s->expected_tokens += 1;
-    for (uint32_t i = 0; i < d->count; i++) s->expected_tokens += (double)d->node[i].path;
-    s->expected_s += mxd_policy_step_cost(g->policy, g->row_count) / (double)pass->count;
+    s->expected_tokens += (double)(mxd_policy_credit(g->policy, pass->count > 1) * promised(d));
+    s->expected_s += (mxd_policy_step_cost(g->policy, rows) + pass->use.expected_s) / (double)pass->count;
 }
 
 /* Report to the policy what a first pass of `rows` rows over decoding sequences took and made. */
@@ -109,11 +116,14 @@ static void report(mxd_pass *pass, size_t rows, double seconds) {
         decoding |= p->decoding;
         size_t made = s->token_count - s->output_from + s->precision.awaits_full; /* that one is still to come */
         o->tokens = (uint16_t)(o->tokens + made);
+        o->kept = (uint16_t)(o->kept + p->accepted);
+        if (p->decoding) o->promised += promised(&s->drafts.proposal);
     }
     if (!decoding) return;
     o->type = MXD_OBSERVED_STEP;
     o->seconds = seconds;
     o->drafter_s = (float)pass->use.drafter_s;
+    o->drafting_s = (float)pass->draft_s;
     o->rows = (uint16_t)rows;
     o->together = pass->count > 1;
     mxd_tuner_report(&pass->engine->tuner, o);
@@ -161,7 +171,7 @@ static mxd_status run_pass(mxd_pass *pass, mxd_seq *const *seqs, size_t n, mxd_e
         MXD_ANNOTATE_END(MXD_CHANNEL_PASS);
         pass->draft_s += mxd_now() - before;
     }
-    for (size_t i = 0; i < pass->count; i++) account(pass, &pass->parts[i]);
+    for (size_t i = 0; i < pass->count; i++) account(pass, rows, &pass->parts[i]);
     if (pass->full == mxd_first_pass(g)) report(pass, rows, mxd_now() - start);
     return MXD_OK;
 }

@@ -33,7 +33,7 @@ _FACTS = ("file_bytes", "hidden", "layers", "heads", "kv_heads", "head_dim", "ff
 @engine_options
 @click.option("--chunk", type=whole(1, 512), default="64", help="Rows of one step; never changes the digest.")
 @click.option("--full", is_flag=True, help="Also compare with onnxruntime on the ONNX files.")
-@click.option("--quick", is_flag=True, help="With --full: fewer prompts and tokens, little memory.")
+@click.option("--quick", is_flag=True, help="With --full: fewer prompts and tokens.")
 @click.option("--onnx", metavar="DIR", type=PATH, help="With --full: the ONNX files; default: beside BUNDLE.")
 @click.option("--html", metavar="FILE", type=PATH, help="With --full: write a report page.")
 @click.option("--json", "json_path", metavar="FILE", type=PATH, help="With --full: write all values.")
