@@ -405,6 +405,11 @@ mxd_status mxd_seq_truncate(mxd_seq *seq, size_t n, mxd_error *err);
  * fit, MXD_ERR_ARGUMENT if queued tokens are not processed yet. After MXD_ERR_NUMERIC, the ids before the chunk that
  * failed stay appended. */
 mxd_status mxd_seq_logits(mxd_seq *seq, const uint32_t *ids, size_t n, float *logits, mxd_error *err);
+/* Append ids[n] as mxd_seq_logits() does, but write the residual stream after each of layers[count] (0: the embeddings;
+ * the last one's, normalized, is the head's input), float[n][count][hidden]. The head is not computed.
+ * MXD_ERR_ARGUMENT also under MXD_PRECISION_AUTO, or if the model has fewer layers. */
+mxd_status mxd_seq_streams(mxd_seq *seq, const uint32_t *ids, size_t n, const uint32_t *layers, size_t count,
+                           float *streams, mxd_error *err);
 mxd_stop mxd_seq_stop(const mxd_seq *seq);
 /* Return all tokens, committed or queued; valid until the sequence changes. */
 const uint32_t *mxd_seq_tokens(const mxd_seq *seq, size_t *n);

@@ -102,17 +102,22 @@ static mxd_status join_head(mxd_engine *g, mxd_error *err) {
 
 /* ---- the pass ---- */
 
-/* Copy the residual stream after a layer that the drafter reads, before the next layer adds to it. */
-static void keep_features(const mxd_worker *w, uint32_t layers_done) {
-    mxd_engine *g = w->g;
-    const mxd_draft_model *d = &g->model->drafter;
+/* Copy the residual stream after a layer to those of out[rows][count][hidden] whose layer it is, before the next layer
+ * adds to it. */
+static void keep_stream(const mxd_worker *w, uint32_t layers_done, const uint32_t *layers, size_t count, float *out) {
+    const mxd_engine *g = w->g;
     size_t hidden = g->model->config.hidden, from, to;
-    for (uint32_t f = 0; f < d->features; f++) {
-        if (d->feature_layer[f] != layers_done) continue;
-        mxd_my_part(w, g->row_count, &from, &to);
-        for (size_t m = from; m < to; m++)
-            memcpy(g->drafter.features + (m * d->features + f) * hidden, g->x + m * hidden, hidden * sizeof(float));
-    }
+    mxd_my_part(w, g->row_count, &from, &to);
+    for (size_t i = 0; i < count; i++)
+        for (size_t m = from; m < to && layers[i] == layers_done; m++)
+            memcpy(out + (m * count + i) * hidden, g->x + m * hidden, hidden * sizeof(float));
+}
+
+static void keep_streams(const mxd_worker *w, uint32_t layers_done) {
+    const mxd_engine *g = w->g;
+    const mxd_draft_model *d = &g->model->drafter;
+    if (g->drafter.in_use) keep_stream(w, layers_done, d->feature_layer, d->features, g->drafter.features);
+    if (g->streams) keep_stream(w, layers_done, g->streams->layers, g->streams->count, g->streams->out);
 }
 
 static void forward_job(void *arg, uint32_t thread) {
@@ -122,10 +127,11 @@ static void forward_job(void *arg, uint32_t thread) {
     size_t from, to;
     mxd_my_part(&w, g->row_count, &from, &to);
     for (size_t m = from; m < to; m++) mxd_embed(g->model, g->rows[m].token, g->x + m * c->hidden);
+    keep_streams(&w, 0);
     mxd_barrier(&w);
     for (uint32_t l = 0; l < c->layers; l++) {
         mxd_run_layer(&w, &g->model->layers[l], l);
-        if (g->drafter.in_use) keep_features(&w, l + 1);
+        keep_streams(&w, l + 1);
     }
     if (g->outcome_count) run_head(&w);
 }

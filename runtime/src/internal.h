@@ -97,6 +97,13 @@ typedef struct mxd_head_part {
 /* So few rows that each thread prepares them for itself, which costs less than waiting for the others. */
 enum { MXD_FEW_ROWS = 4 };
 
+/* Residual streams that a pass writes for the caller, for all its rows. */
+typedef struct mxd_streams {
+    const uint32_t *layers; /* (count) after how many layers */
+    size_t count;
+    float *out; /* (rows, count, hidden) */
+} mxd_streams;
+
 struct mxd_engine {
     const mxd_model *model;
     mxd_kernels kernels;
@@ -121,7 +128,8 @@ struct mxd_engine {
     mxd_drafter drafter;
     mxd_monitor monitor;
     mxd_reader tuner;
-    const mxd_policy *policy; /* of the step under way, by step.c; NULL between steps */
+    const mxd_streams *streams; /* asked for by the call under way, by teacher_forcing.c; or NULL */
+    const mxd_policy *policy;   /* of the step under way, by step.c; NULL between steps */
 
     /* The pass under way, by forward.c; draft_model.c runs its own with the same rows. */
     mxd_row *rows;         /* (max_rows) */

@@ -1,22 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Teacher forcing: the logits of tokens that the caller gives. */
+/* Teacher forcing: logits and residual streams of tokens that the caller gives. */
 #include <string.h>
 
 #include "engine.h"
 #include "sequence.h"
 
-/* Process again what a truncation left to replay, as prompts are. */
-static mxd_status replay(mxd_seq *s, mxd_error *err) {
+/* Process as many of the tokens up to position `end` as one pass can, as those of prompts are. */
+static mxd_status read_on(mxd_seq *s, size_t end, mxd_error *err) {
     mxd_engine *g = s->engine;
+    size_t from, rows = mxd_seq_rows_to_run(s, g->precision, end, g->max_rows, &from);
+    mxd_clear_rows(g);
+    for (size_t i = from; i < from + rows; i++) mxd_add_row(g, s, i, s->tokens[i], MXD_OUTPUT_NONE);
+    mxd_status status = mxd_forward(g, g->precision, err);
+    if (status) return status;
+    for (size_t m = 0; m < rows; m++) mxd_monitor_commit(s, m);
+    mxd_precision_processed(s, from + rows);
+    s->n_past = from + rows;
+    return MXD_OK;
+}
+
+/* Process again what a truncation left to replay. */
+static mxd_status replay(mxd_seq *s, mxd_error *err) {
     while (s->n_past < s->token_count) {
-        size_t from, rows = mxd_seq_rows_to_run(s, g->precision, s->token_count, g->max_rows, &from);
-        mxd_clear_rows(g);
-        for (size_t i = from; i < from + rows; i++) mxd_add_row(g, s, i, s->tokens[i], MXD_OUTPUT_NONE);
-        mxd_status status = mxd_forward(g, g->precision, err);
+        mxd_status status = read_on(s, s->token_count, err);
         if (status) return status;
-        for (size_t m = 0; m < rows; m++) mxd_monitor_commit(s, m);
-        mxd_precision_processed(s, from + rows);
-        s->n_past = from + rows;
     }
     return MXD_OK;
 }
@@ -44,7 +51,8 @@ static mxd_status force(mxd_seq *s, size_t end, float *logits, mxd_error *err) {
     return MXD_OK;
 }
 
-static mxd_status force_all(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
+/* Take ids[n] after the tokens that are processed, replayed ones included. */
+static mxd_status take(mxd_seq *s, const uint32_t *ids, size_t n, mxd_error *err) {
     const mxd_engine *g = s->engine;
     mxd_status status = mxd_seq_check_ids(s, ids, n, err);
     if (status) return status;
@@ -54,8 +62,15 @@ static mxd_status force_all(mxd_seq *s, const uint32_t *ids, size_t n, float *lo
     if (n > g->plan.ctx - s->token_count)
         return mxd_fail(err, MXD_ERR_CONTEXT, "%zu tokens, context %u", s->token_count + n, g->plan.ctx);
     if ((status = replay(s, err))) return status;
-    size_t start = s->token_count, vocab = g->model->config.vocab;
-    memcpy(s->tokens + start, ids, n * sizeof *ids);
+    memcpy(s->tokens + s->token_count, ids, n * sizeof *ids);
+    return MXD_OK;
+}
+
+static mxd_status force_all(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
+    size_t vocab = s->engine->model->config.vocab;
+    mxd_status status = take(s, ids, n, err);
+    if (status) return status;
+    size_t start = s->token_count;
     for (; s->token_count < start + n; s->token_count = s->n_past)
         if ((status = force(s, start + n, logits + (s->n_past - start) * vocab, err))) return status;
     s->prompt_end = s->output_from = s->token_count;
@@ -63,10 +78,41 @@ static mxd_status force_all(mxd_seq *s, const uint32_t *ids, size_t n, float *lo
     return MXD_OK;
 }
 
+static mxd_status stream_all(mxd_seq *s, const uint32_t *ids, size_t n, mxd_streams *streams, mxd_error *err) {
+    mxd_engine *g = s->engine;
+    const mxd_config *c = &g->model->config;
+    if (g->mixes) return mxd_fail(err, MXD_ERR_ARGUMENT, "mixed precision has no streams of its own");
+    for (size_t i = 0; i < streams->count; i++)
+        if (streams->layers[i] > c->layers)
+            return mxd_fail(err, MXD_ERR_ARGUMENT, "stream %zu is after layer %u of %u", i, streams->layers[i],
+                            c->layers);
+    mxd_status status = take(s, ids, n, err);
+    if (status) return status;
+    g->streams = streams;
+    for (size_t end = s->token_count + n; s->token_count < end && !status; s->token_count = s->n_past) {
+        status = read_on(s, end, err);
+        streams->out += (s->n_past - s->token_count) * streams->count * c->hidden;
+    }
+    g->streams = NULL;
+    s->prompt_end = s->output_from = s->token_count;
+    mxd_seq_check(s);
+    return status;
+}
+
 mxd_status mxd_seq_logits(mxd_seq *s, const uint32_t *ids, size_t n, float *logits, mxd_error *err) {
     mxd_status status = mxd_engine_enter(s->engine, err);
     if (status) return status;
     status = force_all(s, ids, n, logits, err);
+    mxd_engine_leave(s->engine);
+    return status;
+}
+
+mxd_status mxd_seq_streams(mxd_seq *s, const uint32_t *ids, size_t n, const uint32_t *layers, size_t count, float *out,
+                           mxd_error *err) {
+    mxd_streams streams = {layers, count, out};
+    mxd_status status = mxd_engine_enter(s->engine, err);
+    if (status) return status;
+    status = stream_all(s, ids, n, &streams, err);
     mxd_engine_leave(s->engine);
     return status;
 }

@@ -293,11 +293,11 @@ def acceptance(
         drafter = load_drafter(path, target.config)
         layers = "-".join(map(str, drafter.feature_layers))
         features = rollout_features(
-            target, drafter.feature_layers, rollouts, kept.with_name(f"{kept.stem}-{layers}.npy")
+            Path(bundle), drafter.feature_layers, rollouts, kept.with_name(f"{kept.stem}-{layers}.npy")
         )
         ids = torch.from_numpy(drafter.draft_ids.astype("int64"))
         network = restored(drafter, target.config)
-        tables = draft_tables(network, ids, drafter.calibration, features, rollouts, depth)
+        tables = draft_tables(network, ids, drafter.calibration, target, features, rollouts, depth)
         calibrations[name] = reliability(rollouts, tables)
         results[name] = acceptance_report(rollouts, tables, range(1, depth + 1), draft_cost(drafter, opened))
         _emit_acceptance(name, results[name])

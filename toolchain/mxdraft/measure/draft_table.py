@@ -19,14 +19,14 @@ from mxdraft.train.model import Llama
 
 
 def rollout_features(
-    target: Llama,
+    bundle: Path,
     layers: Sequence[int],
     rollouts: Sequence[Rollout],
     cache: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Features:
-    """Compute the target's streams after ``layers`` for every rollout; they are kept in ``cache``."""
-    features = Features(target, layers, [rollout.tokens for rollout in rollouts], cache)
+    """Compute base precision's streams after ``layers`` for every rollout; they are kept in ``cache``."""
+    features = Features(bundle, "base", layers, [rollout.tokens for rollout in rollouts], cache)
     features.compute(progress)
     return features
 
@@ -36,6 +36,7 @@ def draft_tables(
     drafter: DraftModel,
     ids: Tensor,
     calibration: Sequence[tuple[float, float]],
+    target: Llama,
     features: Features,
     rollouts: Sequence[Rollout],
     depth: int,
@@ -50,10 +51,10 @@ def draft_tables(
     tables = []
     for number, rollout in enumerate(rollouts):
         tokens = torch.from_numpy(rollout.tokens.astype(np.int64))[None]
-        read = drafter(features.target, features.of(number)[None], tokens, depth)
+        read = drafter(target, features.of(number)[None], tokens, depth)
         extra, first = extra_rows(tokens, ids)
         candidates = torch.cat([ids, extra])
-        head = features.target.head[candidates]
+        head = target.head[candidates]
         chains = torch.arange(rollout.answer_start - 1, len(rollout.tokens) - 1)
         barred = F.pad(first[0] > (chains + 1)[:, None], (len(ids), 0))
         columns, sure = [], []

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from mxdraft.errors import UsageError
@@ -210,6 +210,23 @@ class Timeline(Handle):
         pointer = library.ffi.cast("float *", library.ffi.from_buffer(out))
         with self._resource.calls.running():
             library.call(library.lib.mxd_seq_logits, self._pointer, array, len(array), pointer)
+        return out
+
+    @guarded
+    def streams(self, ids: Iterable[int], layers: Sequence[int]) -> NDArray[np.float32]:
+        """Append ``ids`` by teacher forcing; return the residual stream after each of ``layers``, float32
+        [len(ids), len(layers), hidden]. After layer 0 it is the embedding."""
+        import numpy as np
+
+        library = load()
+        array = library.ffi.new("uint32_t[]", list(ids))
+        wanted = library.ffi.new("uint32_t[]", list(layers))
+        out = np.empty((len(array), len(wanted), self.engine.model.info.hidden), np.float32)
+        pointer = library.ffi.cast("float *", library.ffi.from_buffer(out))
+        with self._resource.calls.running():
+            library.call(
+                library.lib.mxd_seq_streams, self._pointer, array, len(array), wanted, len(wanted), pointer
+            )
         return out
 
     @guarded

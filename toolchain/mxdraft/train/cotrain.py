@@ -51,7 +51,7 @@ def train_together(
     recorded = opened.provenance.get("smoothing")
     smoothing = None if recorded is None else Smoothing.from_json(recorded)
     teacher = Llama(smooth(checkpoint, smoothing))
-    trainer = CoTrainer(settings, recipe.parent, trainable_base(opened), teacher, directory)
+    trainer = CoTrainer(settings, recipe.parent, trainable_base(opened), bundle, teacher, directory)
     trainer.run()
     if trainer.rank == 0:
         save_drafter(output, trainer.trained(checkpoint.source_sha256))
@@ -75,11 +75,11 @@ class CoTrainer(DraftTrainer):
     """Both in training. Nothing is kept of the target's streams, for they move."""
 
     def __init__(
-        self, recipe: DraftRecipe, texts: Path, target: Llama, teacher: Llama, directory: Path
+        self, recipe: DraftRecipe, texts: Path, target: Llama, bundle: Path, teacher: Llama, directory: Path
     ) -> None:
         self.latents: list[Tensor] = [linear.weight for linear in target.linears().values()]
         self.target_optimizer = adamw(recipe, {"params": self.latents, "peak": recipe.target_lr})
-        super().__init__(recipe, texts, target, directory)
+        super().__init__(recipe, texts, target, bundle, directory)
         self.teacher = teacher.to(self.device).requires_grad_(False)
         self.bounds = latent_bounds(self.teacher, self.target, recipe.reach, recipe.latent_clip)
         self.clamp_latents()

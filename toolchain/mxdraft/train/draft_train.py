@@ -37,7 +37,7 @@ def train_drafter(
         raise UsageError(f"recipe {recipe}: target_lr trains the target too: give --weights and --delta")
     opened = Bundle.open(bundle)
     target = bundle_target(opened, settings.target)
-    trainer = DraftTrainer(settings, recipe.parent, target, directory, progress)
+    trainer = DraftTrainer(settings, recipe.parent, target, bundle, directory, progress)
     trainer.run()
     if trainer.rank == 0:
         save_drafter(output, trainer.trained(opened.provenance["source_sha256"]))
@@ -60,11 +60,14 @@ class DraftTrainer(TrainingRun):
         recipe: DraftRecipe,
         texts: Path,
         target: Llama,
+        bundle: Path,
         directory: Path,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """``target``: the network in ``bundle``; ``texts``: directory to which the recipe's are relative."""
         super().__init__(recipe, directory)
         self.recipe = recipe
+        self.bundle = bundle
         self.depth = len(recipe.unroll_at)  # draft steps that are evaluated and calibrated
         self.target = target.to(self.device)
         config = target.config
@@ -285,7 +288,7 @@ class DraftTrainer(TrainingRun):
         for name, corpus in zip(self.recipe.texts, corpora, strict=True):
             documents = [corpus.documents[number].tokens for number in sorted(corpus.documents)]
             cache = self.directory / f"{Path(name).stem}.{self.recipe.target}.npy"
-            features = Features(self.target, self.recipe.feature_layers, documents, cache)
+            features = Features(self.bundle, self.recipe.target, self.recipe.feature_layers, documents, cache)
             features.compute(tell, (used - first).tolist())
             found.append(features)
             first += len(documents)

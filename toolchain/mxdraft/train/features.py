@@ -16,10 +16,11 @@ from mxdraft.bundle import Bundle
 from mxdraft.checkpoint import ModelConfig, ModelWeights
 from mxdraft.errors import UsageError
 from mxdraft.mx import MXTensor, dequantize
+from mxdraft.runtime import Engine, Model, Timeline
 from mxdraft.train.data import open_array
 from mxdraft.train.model import Llama
 
-_BATCH_TOKENS = 2048  # padding included
+_ROWS = 256  # of a pass
 
 
 def bundle_target(bundle: Bundle, precision: Literal["base", "full"]) -> Llama:
@@ -48,20 +49,26 @@ def bundle_target(bundle: Bundle, precision: Literal["base", "full"]) -> Llama:
 
 
 class Features:
-    """Residual streams of ``target`` after ``layers`` for documents, float16 [tokens, layers, hidden] in the
-    file ``cache``, where they are found again.
+    """Residual streams after ``layers`` of the runtime that runs ``bundle`` in ``precision``, for documents,
+    float16 [tokens, layers, hidden] in the file ``cache``, where they are found again.
 
     The last layer's stream also tells the target's distribution, by its norm and head.
     """
 
     def __init__(
-        self, target: Llama, layers: Sequence[int], documents: Sequence[NDArray[np.uint16]], cache: Path
+        self,
+        bundle: Path,
+        precision: Literal["base", "full"],
+        layers: Sequence[int],
+        documents: Sequence[NDArray[np.uint16]],
+        cache: Path,
     ) -> None:
-        self.target = target
+        self.bundle = bundle
+        self.precision = precision
         self.layers = tuple(layers)
         self.documents = documents
         self.starts = np.cumsum([0, *map(len, documents)])
-        shape = (int(self.starts[-1]), len(layers), target.head.shape[1])
+        shape = (int(self.starts[-1]), len(layers), Bundle.open(bundle).config.hidden)
         self.states = open_array(cache, shape, np.float16)
         self._known = open_array(cache.with_suffix(".known.npy"), (len(documents),), np.bool_)
 
@@ -73,24 +80,26 @@ class Features:
     def compute(
         self, progress: Callable[[int], None] | None = None, numbers: Sequence[int] | None = None
     ) -> None:
-        """Fill the file for documents ``numbers`` (all), in no order; ``progress`` gets the number of tokens
-        after each batch."""
-        skip = self._known.copy()
-        if numbers is not None:
-            skip |= ~np.isin(np.arange(len(self.documents)), numbers)
-        groups = batches([len(d) for d in self.documents], skip, _BATCH_TOKENS)
-        for place in np.random.default_rng(0).permutation(len(groups)):
-            batch = groups[place]
-            tokens = pad([self.documents[i] for i in batch])
-            with torch.inference_mode():
-                found = self.target.residuals(tokens.to(self.target.head.device), self.layers)
-            states = torch.stack(found, 2).half().cpu().numpy()
-            for row, number in enumerate(batch):
-                length = len(self.documents[number])
-                self.states[self.starts[number] :][:length] = states[row, :length]
-            self._known[batch] = True
-            if progress is not None:
-                progress(sum(len(self.documents[i]) for i in batch))
+        """Fill the file for documents ``numbers`` (all); ``progress`` gets the number of tokens
+        after each document."""
+        asked = range(len(self.documents)) if numbers is None else numbers
+        wanted = [number for number in asked if not self._known[number]]
+        if not wanted:
+            return
+        ctx = max(2, *(len(self.documents[number]) for number in wanted))
+        with (
+            Model(self.bundle) as model,
+            Engine(model, precision=self.precision, ctx=ctx, max_rows=_ROWS, draft="off") as engine,
+            Timeline(engine) as timeline,
+        ):
+            for number in wanted:
+                document = self.documents[number]
+                timeline.truncate(0)
+                states = timeline.streams(document.tolist(), self.layers)
+                self.states[self.starts[number] : self.starts[number + 1]] = states
+                self._known[number] = True
+                if progress is not None:
+                    progress(len(document))
 
 
 def batches(lengths: Sequence[int], skip: NDArray[np.bool_], most_tokens: int) -> list[list[int]]:
