@@ -96,8 +96,7 @@ def result(text: str) -> dict[str, Any]:
         "digest": text,
         "digest_fault": text,
         "continuations": [
-            {"prompt": text, "runtime": [1], "onnx": [2], "runtime_text": texts, "onnx_text": texts}
-            | {"difference": difference}
+            {"prompt": text, "runtime": [1], "text": texts, "onnx_token": text, "differences": [difference]}
         ],
         "text": {"tokens": [text], "rms": 0.0, "rms_by_position": [0.0], "onnx_rms": 0.0, "max_abs": 0.0}
         | {"agreement": 1.0, "largest_margin": 0.0}
@@ -114,6 +113,10 @@ def test_a_page_shows_hostile_text_as_text() -> None:
             "versions": {"mxdraft": evil, "onnxruntime": evil},
             "bounds": {"rms": 0.1, "margin": 0.1},
             "faults": [evil],
+            "links": [
+                {"name": evil, "compared": evil, "value": 0.0, "bound": 0.1, "fault": fault}
+                for fault in (evil, "")
+            ],
             "results": [result(evil)],
         }
     )

@@ -65,7 +65,8 @@ def test_channels_become_more_even(checkpoint: Checkpoint, windows: np.ndarray, 
         for window in windows:
             Teacher(source).hidden(window, lambda name, x: squares.setdefault(name, []).append(x * x))
         spreads: dict[str, list[float]] = {}
-        for name, found in squares.items():
+        for name in (name for name in squares if name.endswith("_proj")):  # the others are residual streams
+            found = squares[name]
             log_rms = np.log2(np.concatenate(found).mean(axis=0)) / 2
             spreads.setdefault(name.split(".")[-1], []).append(float(log_rms.std()))
         return {kind: float(np.mean(values)) for kind, values in spreads.items()}

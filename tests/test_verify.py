@@ -217,7 +217,9 @@ def test_page_is_whole_marks_the_token_and_escapes(results: dict[str, Result]) -
         onnx_token="<two>",
         differences=[Parting(1, 40, 41, margin=0.3, bound=0.2)],
     )
-    page = verification_page(verification_report([replace(good, continuations=[parted])], "t.mxb", Path("t")))
+    page = verification_page(
+        verification_report([replace(good, continuations=[parted])], [], "t.mxb", Path("t"))
+    )
     assert "<h1>Not verified</h1>" in page
     assert "same <mark>&lt;one&gt;</mark> (onnxruntime: <mark>&lt;two&gt;</mark>) rest" in page
     links = []
@@ -230,7 +232,9 @@ def test_page_is_whole_marks_the_token_and_escapes(results: dict[str, Result]) -
     assert links == []
 
 
-@pytest.mark.parametrize("option", [["--quick"], ["--onnx", "x"], ["--html", "x"], ["--json", "x"]])
+@pytest.mark.parametrize(
+    "option", [["--quick"], ["--onnx", "x"], ["--weights", "x"], ["--html", "x"], ["--json", "x"]]
+)
 def test_options_need_full(onnx: Path, option: list[str]) -> None:
     done = command("verify", "-m", onnx.with_suffix(".mxb"), *option)
     assert (done.returncode, done.stdout) == (2, "")

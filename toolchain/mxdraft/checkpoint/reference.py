@@ -33,12 +33,14 @@ class Teacher:
         """Return final normed hidden states [n, hidden] of token ids [n], positions from 0.
 
         ``observe`` is given what the layers' products read, [n, width]: the inputs of q, k, v under the name
-        of q_proj, those of gate and up under that of gate_proj, and those of o_proj and down_proj.
+        of q_proj, those of gate and up under that of gate_proj, and those of o_proj and down_proj; also the
+        residual streams, under the names of what writes them: the embedding and each layer.
         """
         observe = observe or _ignore
         config = self.config
         cos, sin = rope_tables(config, len(ids))
         x = self._tensors["model.embed_tokens.weight"][ids]
+        observe("model.embed_tokens", x)
         for layer in range(config.layers):
             prefix = f"model.layers.{layer}."
             weight = {
@@ -60,6 +62,7 @@ class Teacher:
             inner = gate / (1 + np.exp(-gate)) * (h @ weight["mlp.up_proj"].T)
             observe(prefix + "mlp.down_proj", inner)
             x = x + inner @ weight["mlp.down_proj"].T
+            observe(prefix.removesuffix("."), x)
         return self._norm(x, self._tensors["model.norm.weight"])
 
     def logits(self, ids: NDArray[np.integer]) -> F32:

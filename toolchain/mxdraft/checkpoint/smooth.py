@@ -109,6 +109,8 @@ def measure(checkpoint: Checkpoint, windows: NDArray[np.integer]) -> Smoothing:
     squares: dict[str, NDArray[np.float64]] = {}
 
     def observe(name: str, inputs: F32) -> None:
+        if not name.endswith("_proj"):  # a residual stream
+            return
         squares[name] = squares.get(name, 0) + np.square(inputs, dtype=np.float64).sum(axis=0)
 
     for window in windows:

@@ -35,6 +35,9 @@ _FACTS = ("file_bytes", "hidden", "layers", "heads", "kv_heads", "head_dim", "ff
 @click.option("--full", is_flag=True, help="Also compare with onnxruntime on the ONNX files.")
 @click.option("--quick", is_flag=True, help="With --full: fewer prompts and tokens.")
 @click.option("--onnx", metavar="DIR", type=PATH, help="With --full: the ONNX files; default: beside BUNDLE.")
+@click.option(
+    "--weights", metavar="WEIGHTS", type=PATH, help="With --full: check the whole chain from these."
+)
 @click.option("--html", metavar="FILE", type=PATH, help="With --full: write a report page.")
 @click.option("--json", "json_path", metavar="FILE", type=PATH, help="With --full: write all values.")
 def verify(
@@ -43,6 +46,7 @@ def verify(
     full: bool,
     quick: bool,
     onnx: Path | None,
+    weights: Path | None,
     html: Path | None,
     json_path: Path | None,
     **engine: Unpack[EngineOptions],
@@ -50,10 +54,11 @@ def verify(
     """Replay the golden vectors and print the digest of all logits; ends with 0 only if every bit agrees."""
     Interrupt()
     if full:
-        _verify_full(bundle, chunk, quick, onnx or Path(bundle).with_suffix(""), html, json_path, engine)
+        directory = onnx or Path(bundle).with_suffix("")
+        _verify_full(bundle, chunk, quick, directory, weights, html, json_path, engine)
         return
-    if quick or onnx or html or json_path:
-        raise UsageError("--quick, --onnx, --html and --json need --full")
+    if quick or onnx or weights or html or json_path:
+        raise UsageError("--quick, --onnx, --weights, --html and --json need --full")
     with open_model(bundle) as model, open_engine(model, **engine | {"max_rows": chunk}) as opened:
         result = opened.verify()
     print_line(result.digest)
@@ -66,21 +71,30 @@ def _verify_full(
     chunk: int,
     quick: bool,
     onnx: Path,
+    weights: Path | None,
     html: Path | None,
     json_path: Path | None,
     options: EngineOptions,
 ) -> None:
+    from mxdraft.checkpoint import load_checkpoint
+    from mxdraft.verify.chain import verify_chain
     from mxdraft.verify.compare import packed_precisions, verify_precision
     from mxdraft.verify.report import verification_page, verification_report
 
-    results = []
+    results, links = [], []
     with open_model(bundle) as model:
         packed = packed_precisions(model.info.provenance, onnx)
+        if weights is not None:
+            links = verify_chain(
+                load_checkpoint(weights), onnx, Path(bundle), options["threads"], quick, note
+            )
+            for link in links:
+                print_line(link.summary())
         for precision in packed if options["precision"] == "auto" else [options["precision"]]:
             with open_engine(model, **options | {"precision": precision, "max_rows": chunk}) as engine:
                 results.append(verify_precision(engine, onnx, quick, note))
             print_line(results[-1].summary())
-    content = verification_report(results, bundle, onnx)
+    content = verification_report(results, links, bundle, onnx)
     for path, text in ((html, verification_page(content)), (json_path, json.dumps(content, indent=1))):
         if path is not None:
             with replacing(path) as file:

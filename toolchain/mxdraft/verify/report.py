@@ -14,10 +14,13 @@ import jinja2
 
 from mxdraft import __version__
 from mxdraft.files import as_text
+from mxdraft.verify.chain import Link
 from mxdraft.verify.compare import MARGIN_BOUND, RMS_BOUND, STEPS, Result
 
 
-def verification_report(results: Sequence[Result], bundle: str, directory: Path) -> dict[str, Any]:
+def verification_report(
+    results: Sequence[Result], links: Sequence[Link], bundle: str, directory: Path
+) -> dict[str, Any]:
     """Collect everything found, as what ``json`` can write."""
     return {
         "bundle": as_text(bundle),
@@ -25,7 +28,11 @@ def verification_report(results: Sequence[Result], bundle: str, directory: Path)
         "versions": {"mxdraft": __version__, "onnxruntime": version("onnxruntime")},
         "bounds": {"margin": MARGIN_BOUND, "rms": RMS_BOUND},
         "steps": STEPS,
-        "faults": [fault for result in results for fault in result.faults()],
+        "faults": [
+            *(f"{link.name}: {link.fault}" for link in links if link.fault),
+            *(fault for result in results for fault in result.faults()),
+        ],
+        "links": [dataclasses.asdict(link) for link in links],
         "results": [dataclasses.asdict(result) for result in results],
     }
 
