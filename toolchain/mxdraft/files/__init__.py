@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files: read whatever they are, written whole or not at all, hashed, cached.
 
-npz.py   reading .npz files that may be missing, damaged or something else
+download.py   downloads that go on where they stopped
+npz.py        reading .npz files that may be missing, damaged or something else
 """
 
 from __future__ import annotations
