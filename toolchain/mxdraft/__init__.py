@@ -10,6 +10,7 @@ train/       QAT of a target, training of a drafter
 export/      weights to ONNX, and ONNX on a stock onnxruntime
 pack.py      ONNX to a bundle
 bundle/      the bundle file, both ways
+store/       ready bundles: pulled, kept, indexed
 verify/      ONNX against the bundle
 measure/     quality, acceptance, speed, the dynamic origin
 trace/       a run recorded token by token
