@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short runs of the fuzzers in C, with red zones around all memory; ``make fuzz`` runs them longer."""
+"""Short runs of the fuzzers in C, with red zones around all memory, and of the soak.
+
+``make fuzz`` and ``make soak`` run them longer.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from mxdraft.bundle.schedule import Schedule
 from mxdraft.ship.build import sources
 
 SECONDS = float(os.environ.get("MXDRAFT_FUZZ_SECONDS", "4"))
+SOAK_SECONDS = os.environ.get("MXDRAFT_SOAK_SECONDS", "3")
 SANITIZE = ["gcc", "-g", "-DMXD_DEBUG", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
@@ -93,3 +97,8 @@ def test_http(tmp_path: Path) -> None:
     files = ["tests/fuzz/http.c", "runtime/serve/http.c"]
     counts = run([str(compile_c(SANITIZE, tmp_path / "http", "-O1", *files)), str(SECONDS / 4)])
     assert counts["requests"] > 0
+
+
+def test_soak(bundles: list[str], tmp_path: Path) -> None:
+    program = compile_c(["gcc"], tmp_path / "soak", "-O1", "tests/c/soak.c", *sources("library"), "-lm")
+    assert subprocess.run([program, SOAK_SECONDS, *bundles], cwd=REPOSITORY, check=False).returncode == 0

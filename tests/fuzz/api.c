@@ -212,8 +212,8 @@ static void rerun(const timeline *t) {
         mxd_seq_tokens(s, &have);
         switch (e->type) {
         case PROMPTED:
-            if (e->end > have && mxd_seq_prompt(s, t->tokens + have, e->end - have, &err))
-                fail("rerun: %s", err.message);
+            if (e->end < have) fail("the rerun is ahead");
+            if (mxd_seq_prompt(s, t->tokens + have, e->end - have, &err)) fail("rerun: %s", err.message);
             break;
         case GENERATED:
             if (!rerun_generated(t, s, e)) i = t->event_count;
