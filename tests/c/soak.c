@@ -7,6 +7,7 @@
  *
  * Prints a line a minute and a summary; ends with 1 where a text, memory or descriptors differ. */
 #include <dirent.h>
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -17,7 +18,7 @@
 
 #include "mxdraft.h"
 
-enum { SEQS = 48, CTX = 192, TURNS = 8, MAX_BUNDLES = 4, QUARTERS = 4, GROWTH_KIB = 64 };
+enum { SEQS = 48, CTX = 192, TURNS = 8, MAX_BUNDLES = 4, QUARTERS = 4, GROWTH_KIB = 64, HEAP_GROWTH = 4096 };
 
 /* A prompt and what was generated after it. */
 typedef struct turn {
@@ -44,7 +45,7 @@ typedef struct room {
 } room;
 
 typedef struct resources {
-    long resident_kib, descriptors; /* without pages of files */
+    long resident_kib, heap, descriptors; /* without pages of files; bytes that malloc() gave and has not got back */
 } resources;
 
 static room rooms[MAX_BUNDLES];
@@ -85,12 +86,13 @@ static double now(void) {
 }
 
 static resources measure(void) {
-    resources r = {0, 0};
-    long pages, resident, shared;
-    FILE *statm = fopen("/proc/self/statm", "r");
-    if (!statm || fscanf(statm, "%ld %ld %ld", &pages, &resident, &shared) != 3) fail("/proc/self/statm");
-    fclose(statm);
-    r.resident_kib = (resident - shared) * (sysconf(_SC_PAGESIZE) / 1024);
+    struct mallinfo2 heap = mallinfo2();
+    resources r = {.resident_kib = -1, .heap = (long)(heap.uordblks + heap.hblkhd)};
+    char line[256];
+    FILE *sums = fopen("/proc/self/smaps_rollup", "r"); /* exact; statm is not */
+    if (!sums) fail("/proc/self/smaps_rollup");
+    while (fgets(line, sizeof line, sums)) sscanf(line, "Anonymous: %ld", &r.resident_kib);
+    fclose(sums);
     DIR *folder = opendir("/proc/self/fd");
     if (!folder) fail("/proc/self/fd");
     while (readdir(folder)) r.descriptors++;
@@ -323,9 +325,11 @@ int main(int argc, char **argv) {
     while (now() - start < seconds) {
         for (int i = 0; i < room_count; i++) run_step(&rooms[i]);
         double t = now();
+        int quarter = (int)((t - start) / seconds * QUARTERS);
         if (t - sampled < seconds / 1000) continue;
-        resources r = measure(), *most = &peak[(int)((t - start) / seconds * QUARTERS) % QUARTERS];
+        resources r = measure(), *most = &peak[quarter < QUARTERS ? quarter : QUARTERS - 1];
         if (r.resident_kib > most->resident_kib) most->resident_kib = r.resident_kib;
+        if (r.heap > most->heap) most->heap = r.heap;
         if (r.descriptors > most->descriptors) most->descriptors = r.descriptors;
         sampled = t;
         if (t - told >= 60) report((told = t) - start, r);
@@ -342,9 +346,12 @@ int main(int argc, char **argv) {
            count.far);
     printf("all digests equal; peaks by quarter:");
     for (int i = 0; i < QUARTERS; i++)
-        printf(" %ld KiB %ld descriptors%s", peak[i].resident_kib, peak[i].descriptors, i + 1 < QUARTERS ? "," : "\n");
+        printf("%s %ld KiB, heap %ld, %ld descriptors", i ? ";" : "", peak[i].resident_kib, peak[i].heap,
+               peak[i].descriptors);
+    putchar('\n');
     const resources *first = &peak[0], *last = &peak[QUARTERS - 1];
     if (last->resident_kib > first->resident_kib + GROWTH_KIB) fail("resident memory grows");
+    if (last->heap > first->heap + HEAP_GROWTH) fail("the heap grows");
     if (last->descriptors > first->descriptors) fail("descriptors grow");
     return 0;
 }
