@@ -6,8 +6,8 @@
 applies each entry of mutations.toml (those whose file or text has WORD) to a copy of the tree, builds library
 and command line, and runs the entry's test files until one fails. `make mutate` runs it. Results are kept in
 build/mutants: what was killed is not tried again. So a run that was interrupted goes on where it was, and one
-after new tests tries the survivors. Entries that change nothing say why; they are not run. Ends with 1 below a
-score of 95 %.
+after new tests tries the survivors. Entries that change nothing say why; they are not run. Ends with 1 if
+less than 95 % are killed.
 """
 
 from __future__ import annotations
