@@ -87,7 +87,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def attempt(
-    write: Callable[[Path], Any], out: Path, good: dict[str, bytes], point: tuple[str, int, int]
+    write: Callable[[Path], object], out: Path, good: dict[str, bytes], point: tuple[str, int, int]
 ) -> bool:
     """Write over old files with one call failing; returns whether that was refused."""
     for path in out.iterdir():
