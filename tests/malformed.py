@@ -249,7 +249,8 @@ def _section_lies(good: bytes) -> Iterator[Case]:
     for missing in REQUIRED:
         renamed = {f"other.{i}" if n == missing else n: data for i, (n, data) in enumerate(sections.items())}
         yield f"section_missing_{missing}", build(renamed), "SECTION"
-    yield "provenance_with_nul", build(sections | {"provenance": b'{"source": "a\0b"}'}), "SECTION"
+    for place, text in (("in", b'{"source": "a\0b"}'), ("after", b"{}\0")):
+        yield f"provenance_with_nul_{place}_it", build(sections | {"provenance": text}), "SECTION"
 
 
 def _config_lies(good: bytes) -> Iterator[Case]:

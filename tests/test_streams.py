@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from programs import BOTH, TIMEOUT_S, Arg, C, errors, limited, run
+from programs import BOTH, PYTHON, TIMEOUT_S, Arg, C, errors, limited, run
 
 OPTIONS: list[Arg] = ["--draft", "off", "-t", "1"]
 
@@ -241,6 +241,37 @@ def test_file_size_limit(program: Sequence[str], bundle: Path, tmp_path: Path) -
         )
     assert result.returncode == 6
     assert os.strerror(errno.EFBIG).encode("ascii") in errors(result)[0]
+
+
+@BOTH
+def test_results_under_a_file_size_limit(program: Sequence[str], bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_bytes(b"old")
+    bench: list[Arg] = ["bench", "-m", bundle, "--prompt-tokens", "2", "-n", "2", "--repeat", "1", "-t", "1"]
+    result = run(limited("-f 0", program), *bench, "--json", tmp_path / "old.json")
+    assert result.returncode == 6
+    assert errors(result)[0].endswith(b"old.json: " + os.strerror(errno.EFBIG).encode("ascii"))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("old.json", b"old")]
+
+
+@pytest.mark.parametrize("args", [["inspect"], ["pack", "--help"], ["train", "--help"]], ids=" ".join)
+def test_output_of_the_hosts_own_commands(bundle: Path, args: list[str]) -> None:
+    command: list[Arg] = [*args, *([bundle] if args == ["inspect"] else [])]
+    good = run(PYTHON, *command)
+    assert (good.returncode, errors(good)) == (0, [])
+    for redirection in (">/dev/full", ">&-"):
+        result = run(limited(redirection, PYTHON), *command)
+        assert (result.returncode, len(errors(result))) == (6, 1), (redirection, result.stderr)
+    for redirection in ("2>/dev/full", "2>&-"):
+        result = run(limited(redirection, PYTHON), *command)
+        assert (result.returncode, result.stdout) == (0, good.stdout)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        assert run(PYTHON, *command, stdout=writer).returncode == 0
+        assert os.read(reader, 1 << 20) == good.stdout
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 @BOTH
