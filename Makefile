@@ -27,7 +27,7 @@ SECONDS ?= 60
 # Of bench-peers: base is compared with llama.cpp's Q4_0, full with Q8_0.
 PRECISION ?= base
 
-.PHONY: help demo test unit fuzz test-deploy test-serve soak-serve test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
+.PHONY: help demo test unit fuzz fuzz-coverage test-deploy test-serve soak mutate soak-serve test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
 
 help:
@@ -46,6 +46,9 @@ help:
 	@echo "make bench               speed of this machine, compared with its read bandwidth"
 	@echo "make bench-peers         the same compared with llama.cpp, which it builds first (PRECISION=full, JSON=FILE, PROMPTS=FILE)"
 	@echo "make fuzz SECONDS=600     each fuzzer for so long, with red zones around all memory"
+	@echo "make fuzz-coverage       what the fuzzers reach, in lines and branches"
+	@echo "make mutate              break the C code in many small ways and see that a test notices (an hour)"
+	@echo "make soak SECONDS=7200    48 sequences that join and leave: texts, memory and descriptors"
 	@echo "make lint                ruff, clang-format, codespell, mypy --strict"
 	@echo "make format              rewrite Python and C files as make lint wants them"
 	@echo "make analyze             gcc's static analyzer on the C runtime"
@@ -61,6 +64,16 @@ unit: $(BUNDLE) build/rpi/mxdraft
 
 fuzz: $(BUNDLE)
 	MXDRAFT_FUZZ_SECONDS=$(SECONDS) $(VENV)/bin/pytest -q tests/test_fuzz.py tests/fuzz
+
+fuzz-coverage: $(VENV)/installed
+	$(VENV)/bin/python tests/fuzzers.py $(SECONDS)
+
+# About an hour.
+mutate: $(VENV)/installed
+	$(VENV)/bin/python tests/mutate.py
+
+soak: $(VENV)/installed
+	MXDRAFT_SOAK_SECONDS=$(SECONDS) $(VENV)/bin/pytest -q -s tests/test_fuzz.py -k soak
 
 # Separate, because torch is large and only training needs it.
 test-train: $(VENV)/installed

@@ -226,6 +226,12 @@ def _section_table_lies(good: bytes) -> Iterator[Case]:
     yield "section_length_zero", lie(first + 40, _u64(0)), "RANGE"
     yield "section_length_past_end", lie(last + 40, _u64(len(good))), "RANGE"
     yield "section_length_wrapping", lie(first + 40, _u64(2**64 - ALIGNMENT + 64)), "RANGE"
+    wrapped = patch(patch(good, 12, _u32(2)), first + 40, _u64(2**64 - ALIGNMENT))
+    yield (
+        "sections_around_2_to_64",
+        reseal_table(patch(wrapped, second + 32, _u64(0) + _u64(len(good)))),
+        "RANGE",
+    )
     yield "section_length_overlapping_next", lie(first + 40, _u64(ALIGNMENT + 1)), "RANGE"
     length = int.from_bytes(good[last + 40 : last + 48], "little")
     yield "bytes_after_last_section", lie(last + 40, _u64(length - 1)), "RANGE"
@@ -243,7 +249,8 @@ def _section_lies(good: bytes) -> Iterator[Case]:
     for missing in REQUIRED:
         renamed = {f"other.{i}" if n == missing else n: data for i, (n, data) in enumerate(sections.items())}
         yield f"section_missing_{missing}", build(renamed), "SECTION"
-    yield "provenance_with_nul", build(sections | {"provenance": b'{"source": "a\0b"}'}), "SECTION"
+    for place, text in (("in", b'{"source": "a\0b"}'), ("after", b"{}\0")):
+        yield f"provenance_with_nul_{place}_it", build(sections | {"provenance": text}), "SECTION"
 
 
 def _config_lies(good: bytes) -> Iterator[Case]:
@@ -328,6 +335,10 @@ def _tensor_lies(good: bytes) -> Iterator[Case]:
     swapped = struct.pack("<QQ", entries[norm].columns, 1)
     yield "tensor_transposed", lie(norm, 88, swapped), "SHAPE"
     yield "tensor_offset_unaligned", lie(last_of_base, 104, _u64(entries[last_of_base].offset - 4)), "TENSOR"
+    later = patch(directory, last_of_base * size + 104, _u64(entries[last_of_base].offset + 4))
+    longer = sections["target.base"] + bytes(4)
+    moved = build(sections | {"target.tensors": later, "target.base": longer})
+    yield "tensor_offset_unaligned_alone", moved, "TENSOR"
     yield (
         "tensor_offset_past_section",
         lie(matrix, 104, _u64(len(sections["target.base"]) // 64 * 64)),

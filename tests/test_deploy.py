@@ -1183,17 +1183,17 @@ def test_fleet_without_ssh(network: FakeNetwork, bundles: list[Path], tmp_path: 
 )
 def test_bad_hosts_file(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "hosts.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(RefusedError, match=f"hosts.toml: .*{message}") as caught:
+    with pytest.raises(RefusedError, match=f"hosts.toml.*{message}") as caught:
         read_hosts(tmp_path / "hosts.toml", "rpi", "mxdraft")
     assert str(caught.value).isprintable()
 
 
 def test_hosts_file_that_is_missing_or_no_text(tmp_path: Path) -> None:
     path = tmp_path / "hosts.toml"
-    with pytest.raises(RefusedError, match=r"cannot read .*hosts\.toml: No such file"):
+    with pytest.raises(RefusedError, match=r"hosts\.toml: no such file"):
         read_hosts(path, "rpi", "mxdraft")
     path.write_bytes(b"\xff")
-    with pytest.raises(RefusedError, match=r"hosts\.toml: .*codec can't decode"):
+    with pytest.raises(RefusedError, match=r"hosts\.toml is not a list of hosts: .*codec can't decode"):
         read_hosts(path, "rpi", "mxdraft")
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from programs import TIMEOUT_S, Arg
 
 GCC = shutil.which("gcc")
 FAILING = REPOSITORY / "tests" / "fuzz" / "failing.c"
+FAILING_FILES = REPOSITORY / "tests" / "c" / "failing_files.c"
 # Most points of a function in a command; beyond, evenly spread ones. The system has many files to read.
 MOST_POINTS = {"fopen": 12, "fread": 12, "fgets": 12}
 MOST_POINTS_OF_OTHERS = 60
@@ -156,3 +158,24 @@ def test_every_call_of_the_library_that_fails_leaves_nothing(bundle: Path, tmp_p
     assert done.returncode == 0, done.stderr.decode("utf-8")
     table = dict(line.split(":") for line in done.stdout.decode("ascii").splitlines())
     assert {"malloc", "calloc", "mmap", "open", "fopen", "pthread_create"} <= table.keys()
+
+
+def test_every_call_that_fails_while_the_toolchain_writes_leaves_whole_files(tmp_path: Path) -> None:
+    if GCC is None:
+        pytest.skip("gcc is missing")
+    preloaded = tmp_path / "failing.so"
+    (tmp_path / "files").mkdir()
+    compile_c([GCC], preloaded, "-shared", "-fPIC", "-fvisibility=default", FAILING_FILES, "-ldl")
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "tests" / "failing_writes.py", tmp_path / "files"],
+        env=os.environ | {"LD_PRELOAD": str(preloaded)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(": ") for line in done.stdout.splitlines()]
+    assert {name for name, *_ in lines} >= {"json", "bundle", "export", "corpus", "drafter", "delta"}
+    assert {function for _, function, _ in lines} >= {"open64", "write", "fsync", "rename", "fchmod"}
+    assert any(not counts.endswith(", 0 refused") for *_, counts in lines)

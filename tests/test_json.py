@@ -171,8 +171,11 @@ def test_values_are_read_as_python_reads_them(
             b'"\\x"',
             b'"\\u12"',
             b'"\\u12g4"',
+            b'"\\u12G4"',
+            b'"\\u12@4"',
             b'"\n"',
             b'"\x00"',
+            b'"\x1f"',
             b'"\xff"',
             b'"\xc0\x80"',
             b"[1]]",
@@ -180,6 +183,7 @@ def test_values_are_read_as_python_reads_them(
         *(
             b'"\\ud800"',
             b'"\\udc00"',
+            b'"\\udc00\\udc00"',
             b'"\\ud800\\u0041"',
             b'"\\ud800\\ud800"',
             b'"\xed\xa0\x80"',
@@ -230,6 +234,17 @@ def test_is_refused(c: tuple[Any, Any], text: bytes) -> None:
 )
 def test_is_taken(c: tuple[Any, Any], text: bytes) -> None:
     assert same(c, text)
+
+
+def test_the_last_of_two_members_with_one_name_counts(c: tuple[Any, Any]) -> None:
+    ffi, lib = c
+    text = b'{"a": 1, "b": 2, "a": 3}'
+    doc = ffi.new("mxd_json *")
+    assert not lib.mxd_json_parse(ffi.from_buffer(text), len(text), doc, ffi.NULL)
+    assert number_of(c, doc, lib.mxd_json_get(doc, 0, b"a")) == 3
+    assert number_of(c, doc, lib.mxd_json_get(doc, 0, b"b")) == 2
+    assert lib.mxd_json_get(doc, 0, b"c") == 0
+    lib.mxd_json_free(doc)
 
 
 def test_mutated_texts_get_the_same_verdict(c: tuple[Any, Any]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from programs import BOTH, TIMEOUT_S, Arg, C, errors, limited, run
+from programs import BOTH, PYTHON, TIMEOUT_S, Arg, C, errors, limited, run
 
 OPTIONS: list[Arg] = ["--draft", "off", "-t", "1"]
 
@@ -243,30 +243,65 @@ def test_file_size_limit(program: Sequence[str], bundle: Path, tmp_path: Path) -
     assert os.strerror(errno.EFBIG).encode("ascii") in errors(result)[0]
 
 
-@pytest.mark.parametrize("program", [C], ids=["c"])  # the host refuses devices, and replaces links
-def test_results_go_to_devices_links_and_long_names(
+@BOTH
+def test_results_under_a_file_size_limit(program: Sequence[str], bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_bytes(b"old")
+    bench: list[Arg] = ["bench", "-m", bundle, "--prompt-tokens", "2", "-n", "2", "--repeat", "1", "-t", "1"]
+    result = run(limited("-f 0", program), *bench, "--json", tmp_path / "old.json")
+    assert result.returncode == 6
+    assert errors(result)[0].endswith(b"old.json: " + os.strerror(errno.EFBIG).encode("ascii"))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("old.json", b"old")]
+
+
+@pytest.mark.parametrize("args", [["inspect"], ["pack", "--help"], ["train", "--help"]], ids=" ".join)
+def test_output_of_the_hosts_own_commands(bundle: Path, args: list[str]) -> None:
+    command: list[Arg] = [*args, *([bundle] if args == ["inspect"] else [])]
+    good = run(PYTHON, *command)
+    assert (good.returncode, errors(good)) == (0, [])
+    for redirection in (">/dev/full", ">&-"):
+        result = run(limited(redirection, PYTHON), *command)
+        assert (result.returncode, len(errors(result))) == (6, 1), (redirection, result.stderr)
+    for redirection in ("2>/dev/full", "2>&-"):
+        result = run(limited(redirection, PYTHON), *command)
+        assert (result.returncode, result.stdout) == (0, good.stdout)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        assert run(PYTHON, *command, stdout=writer).returncode == 0
+        assert os.read(reader, 1 << 20) == good.stdout
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@BOTH
+def test_results_replace_files_and_links_but_no_devices(
     program: Sequence[str], bundle: Path, tmp_path: Path
 ) -> None:
-    """A device is written to, not replaced; so is a pipe. A link stays."""
+    """What a link leads to stays as it is, the mode of what is replaced too, and nothing else is left."""
     bench: list[Arg] = ["bench", "-m", bundle, "--prompt-tokens", "2", "-n", "2", "--repeat", "1", "-t", "1"]
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "real").chmod(0o640)
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     long = tmp_path / ("n" * 250)
     os.mkfifo(tmp_path / "pipe")
     result = run(program, *bench, "--json", tmp_path / "link", "--csv", long)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "link").is_symlink()
-    assert json.loads((tmp_path / "real").read_bytes())["repeat"] == 1
+    assert (tmp_path / "real").read_bytes() == b"old"
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").stat().st_mode & 0o777 == 0o640
+    assert json.loads((tmp_path / "link").read_bytes())["repeat"] == 1
     assert long.read_bytes().startswith(b"measure,median")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert run(program, *bench, "--json", tmp_path / "pipe").returncode == 0
-    assert json.loads(os.read(reader, 65536))["repeat"] == 1
-    os.close(reader)
-    result = run(program, *bench, "--csv", "/dev/full")
-    assert result.returncode == 6
-    assert os.strerror(errno.ENOSPC).encode("ascii") in errors(result)[0]
+    with (tmp_path / "out").open("wb") as file:
+        for path in ("pipe", "stdout", ".", "/dev/full", "/dev/stdout"):
+            result = run(program, *bench, "--csv", tmp_path / path, stdout=file)
+            assert result.returncode == 6
+            (line,) = errors(result)
+            assert line.endswith(b": it is not a regular file"), line
     assert Path("/dev/full").is_char_device()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", long.name, "pipe", "real"]
+    names = ["link", long.name, "out", "pipe", "real", "stdout"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 # ---- what came from files ----

@@ -126,8 +126,8 @@ typedef struct line_reader {
 /* Read a line; *line has a NUL after its *length bytes in place of its end, until the next call, and is NULL at the end of
  * the input and after a failure. EXIT_CAPACITY with another *line: only this line is lost. */
 int read_line(line_reader *r, char **line, size_t *length);
-/* Replace the file at `path` by one with this content: a reader sees the old one or the whole new one. A device or pipe
- * is written to. */
+/* Replace the file at `path` by one with this content: a reader sees the old one or the whole new one. What a link there
+ * leads to stays as it is; a directory, device or pipe is an error. */
 int write_file(const char *path, const char *data, size_t length);
 /* Return a number that nobody can foresee. */
 uint64_t random_bits(void);

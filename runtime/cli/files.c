@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,13 +118,24 @@ uint64_t random_bits(void) {
     return (uint64_t)getpid() << 32 ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)now.tv_nsec;
 }
 
-/* Write a new file under another name and rename it, errno set on failure. */
-static bool replace_file(const char *path, const char *data, size_t length) {
+/* Tell whether a file may come to be at `path`: there is none, or a regular one. /dev/stdout and its like, links into /proc,
+ * are streams whatever they lead to. */
+static bool may_replace(const char *path, struct stat *st) {
+    char target[6]; /* without a NUL */
+    if (readlink(path, target, sizeof target) == sizeof target && !memcmp(target, "/proc/", sizeof target))
+        return false;
+    if (stat(path, st)) st->st_mode = 0;
+    return !st->st_mode || S_ISREG(st->st_mode);
+}
+
+/* Write a new file under another name and rename it, errno set on failure. mode 0: what the process gives to new files. */
+static bool replace_file(const char *path, mode_t mode, const char *data, size_t length) {
     const char *slash = strrchr(path, '/');
     char *temporary = format_text("%.*s.mxdraft-%016llx.part", slash ? (int)(slash - path) + 1 : 0, path,
                                   (unsigned long long)random_bits());
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    bool written = fd >= 0 && write_all(fd, data, length) && !fsync(fd) && !rename(temporary, path);
+    bool written = fd >= 0 && (!mode || !fchmod(fd, mode & 07777)) && write_all(fd, data, length) && !fsync(fd) &&
+                   !rename(temporary, path);
     int reason = errno;
     if (fd >= 0) close(fd);
     if (fd >= 0 && !written) unlink(temporary);
@@ -135,18 +145,8 @@ static bool replace_file(const char *path, const char *data, size_t length) {
 }
 
 int write_file(const char *path, const char *data, size_t length) {
-    char target[PATH_MAX];
     struct stat st;
-    const char *real = realpath(path, target) ? target : path; /* a link stays, and leads to the new file */
-    bool written;
-    if (!stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) { /* nobody wants a device replaced */
-        int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
-        written = fd >= 0 && write_all(fd, data, length);
-        int reason = errno;
-        if (fd >= 0) close(fd);
-        errno = reason;
-    } else {
-        written = replace_file(real, data, length);
-    }
-    return written ? EXIT_DONE : fail(EXIT_IO, "cannot write %s: %s", path, strerror(errno));
+    if (!may_replace(path, &st)) return fail(EXIT_IO, "cannot write %s: it is not a regular file", path);
+    if (replace_file(path, st.st_mode, data, length)) return EXIT_DONE;
+    return fail(EXIT_IO, "cannot write %s: %s", path, strerror(errno));
 }

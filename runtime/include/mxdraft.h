@@ -398,8 +398,8 @@ void mxd_seq_close(mxd_seq **seq);
  * they do not fit together with one generated token. */
 mxd_status mxd_seq_prompt(mxd_seq *seq, const uint32_t *ids, size_t n, mxd_error *err);
 /* Forget all positions from n on, exactly: later results are as if they had never been. Under MXD_PRECISION_AUTO, rows
- * that stay but are still at base precision run again at full precision, as rows of a prompt do. MXD_ERR_ARGUMENT if
- * there are fewer. */
+ * that stay but are still at base precision run again at full precision, as rows of a prompt do, and what
+ * mxd_seq_logits() decided about the last of them is forgotten. MXD_ERR_ARGUMENT if there are fewer. */
 mxd_status mxd_seq_truncate(mxd_seq *seq, size_t n, mxd_error *err);
 /* Append ids[n] by teacher forcing and write the logits after each, float[n][vocab]. MXD_ERR_CONTEXT if they do not
  * fit, MXD_ERR_ARGUMENT if queued tokens are not processed yet. After MXD_ERR_NUMERIC, the ids before the chunk that

@@ -212,8 +212,8 @@ static void rerun(const timeline *t) {
         mxd_seq_tokens(s, &have);
         switch (e->type) {
         case PROMPTED:
-            if (e->end > have && mxd_seq_prompt(s, t->tokens + have, e->end - have, &err))
-                fail("rerun: %s", err.message);
+            if (e->end < have) fail("the rerun is ahead");
+            if (mxd_seq_prompt(s, t->tokens + have, e->end - have, &err)) fail("rerun: %s", err.message);
             break;
         case GENERATED:
             if (!rerun_generated(t, s, e)) i = t->event_count;
@@ -441,10 +441,10 @@ static void cut_events(timeline *t, size_t n) {
         t->events[kept++] = e;
     }
     /* A prompt that is forgotten had restarted max_tokens, which only matters if a token is still to be processed. Under mixed
-     * precision the last token of a call of logits was decided about, that of the same tokens alone was not. */
+     * precision what a call of logits decided about its last row is forgotten with what came after (mxdraft.h). */
     const event *last = &t->events[kept - 1]; /* that brought tokens */
     while (last > t->events && (last->type == RULED || last->type == CLEARED || last->type == PARTED)) last--;
-    bool restarted = false, generated = last->type == GENERATED, forced = last->type == FORCED && !last->checked;
+    bool restarted = false, generated = last->type == GENERATED, forced = last->type == FORCED;
     for (; i < t->event_count; i++) restarted |= t->events[i].type == PROMPTED;
     restarted &= generated;
     /* What belongs to the sequence, not to its tokens, stays. */

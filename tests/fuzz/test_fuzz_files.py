@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from clib import REPOSITORY
 from fuzzing import WORDS, fuzz, mutated, mutated_json
 from mxdraft import mx
 from mxdraft.bundle import parse_provenance
@@ -26,6 +27,8 @@ from mxdraft.export import export_model
 from mxdraft.files import read_toml
 from mxdraft.measure.acceptance import read_prompts
 from mxdraft.pack import pack
+from mxdraft.ship.deploy.fleet import read_hosts
+from mxdraft.ship.targets import load_target
 from mxdraft.train.corpus import Corpus, Document
 from mxdraft.train.delta import TrainedBase, apply_delta, write_delta
 from mxdraft.train.drafter import load_drafter, save_drafter
@@ -218,6 +221,28 @@ def test_toml(tmp_path: Path) -> None:
     good = b'a = 1\nb.c = [1, {d = \'x\'}]\n[t.u]\ne = 2020-01-01\n[[v]]\nf = """\\u00e9\n"""\n'
     read = through(tmp_path / "a.toml", lambda path: json.dumps(read_toml(path, "file"), default=str))
     fuzz("toml", lambda rng: mutated(rng, good), read)
+
+
+def test_targets(tmp_path: Path) -> None:
+    good = (REPOSITORY / "targets" / "rpi5.toml").read_bytes()
+
+    def read(data: bytes) -> None:
+        (tmp_path / "t.toml").write_bytes(data)
+        target = load_target("t", tmp_path)
+        assert 0 < (target.run.threads or target.service.cores) * target.service.connections <= 1000
+
+    fuzz("target", lambda rng: mutated(rng, good), read)
+
+
+def test_hosts(tmp_path: Path) -> None:
+    good = b'[[host]]\nhost = "pi@a.example"\n[[host]]\nhost = "b"\ntarget = "rpi5"\ndest = "/opt/x"\n'
+
+    def read(path: Path) -> None:
+        for host in read_hosts(path, "rpi", "/srv"):
+            assert not set("\0\n\x1b'\"$`") & set(host.host)
+            assert host.dest.isprintable()
+
+    fuzz("hosts", lambda rng: mutated(rng, good), through(tmp_path / "hosts.toml", read))
 
 
 def test_prompts(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -102,7 +103,7 @@ def main() -> None:
     try:
         cli.main(prog_name="mxdraft", standalone_mode=False)
     except MxdraftError as error:
-        _fail(error.exit_code, str(error))
+        _fail(error.exit_code, str(error), getattr(error, "__notes__", []))
     except click.UsageError as error:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
         _fail(2, _usage_message(error) + hint)
@@ -129,6 +130,8 @@ def _usage_message(error: click.UsageError) -> str:
     return message[0].lower() + message[1:].rstrip(".")
 
 
-def _fail(code: int, message: str) -> NoReturn:
+def _fail(code: int, message: str, details: Sequence[str] = ()) -> NoReturn:
     note(f"mxdraft: error: {printable(message)}")  # who named a file does not write lines of ours
+    for detail in details:  # what another program printed, in its lines
+        note(detail)
     sys.exit(code)

@@ -145,10 +145,10 @@ def _run(host: str, dest: str | None, action: str) -> dict[str, str]:
 def _deploy_one(
     host: str, target: str, dest: str, bundle: Path, service: bool, json_path: Path | None
 ) -> dict[str, Any]:
+    from mxdraft.files import printable
     from mxdraft.ship.deploy import deploy as deploy_device
     from mxdraft.ship.deploy.release import prepare
     from mxdraft.ship.deploy.remote import Device
-    from mxdraft.ship.targets import printable
 
     note(f"building for {printable(target)}, verifying here")
     release = prepare(target, bundle)

@@ -24,6 +24,8 @@ from typing import Any, BinaryIO
 from mxdraft.errors import CapacityError, MxdraftError, RefusedError, TransferError
 
 _TEXT_LIMIT = 16 << 20  # bytes of a settings file
+_TOML_LIMIT = 1 << 20  # bytes of what people write by hand
+_TOML_DEPTH = 8
 _MAX_DEPTH = 64  # of nested objects and arrays: everything that later walks over them does so by recursion
 _REASON_LENGTH = 300  # characters: some parsers quote the whole input
 
@@ -69,6 +71,11 @@ def as_text(path: Path | str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+def printable(text: str) -> str:
+    """``text`` with escapes for what could control a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 @contextmanager
 def parsing(name: Path | str, what: str) -> Iterator[None]:
     """Turn whatever the block raises into a RefusedError: ``name`` is not a ``what``, and the reason.
@@ -87,7 +94,7 @@ def parsing(name: Path | str, what: str) -> Iterator[None]:
     except Exception as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
         article = "an" if what[0] in "aeio" else "a"
-        raise RefusedError(f"{name} is not {article} {what}: {reason[:_REASON_LENGTH]}") from error
+        raise RefusedError(f"{name} is not {article} {what}: {printable(reason[:_REASON_LENGTH])}") from error
 
 
 def parse_json(data: bytes) -> Any:
@@ -117,12 +124,16 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The table of a TOML file, which is ``what``. Raises as ``read_file``; RefusedError if it is another."""
-    data = read_file(path)
+    """The table of a TOML file, which is ``what``. Raises as ``read_file``; RefusedError if it is another,
+    larger than 1 MiB, or nested deeper than 8."""
+    data = read_file(path, _TOML_LIMIT)
     with parsing(path, what):
-        table = tomllib.loads(data.decode("utf-8"))
-        if _deeper_than(table, _MAX_DEPTH):
-            raise ValueError(f"its values are nested more than {_MAX_DEPTH} levels deep")
+        try:
+            table = tomllib.loads(data.decode("utf-8"))
+        except RecursionError:
+            raise ValueError("its values are nested too deeply") from None
+        if _deeper_than(table, _TOML_DEPTH):
+            raise ValueError(f"its values are nested too deeply, more than {_TOML_DEPTH} levels")
         return table
 
 

@@ -132,5 +132,7 @@ def _run(command: list[str], folder: Path) -> str:
         command, cwd=folder, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode:
-        raise RefusedError(f"the compiler failed:\n{shlex.join(command)}\n{done.stderr.strip()}")
+        error = RefusedError(f"the compiler failed: {shlex.join(command)}")
+        error.add_note(done.stderr.strip())
+        raise error
     return done.stdout

@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads ``targets/*.toml``: what a machine is, and how the runtime is built for it and runs on it.
 
-The keys are documented in targets/README.md; this module is what checks them. ``read_toml`` is also for other
-small files that people write.
+The keys are documented in targets/README.md; this module is what checks them.
 """
 
 from __future__ import annotations
 
 import re
 import reprlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mxdraft.errors import RefusedError, UsageError
+from mxdraft.files import printable, read_toml
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-_TOML_BYTES = 1 << 20
-_TOML_DEPTH = 8
 ARCHITECTURES = ("x86_64", "aarch64")
 OUTPUTS = {"cli": "mxdraft", "library": "libmxdraft.so"}
 
@@ -113,7 +110,7 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
             f"unknown target '{printable(name)}' (known: {', '.join(known) or 'none: not a checkout'})"
         )
     path = folder / f"{name}.toml"
-    values = read_toml(path)
+    values = read_toml(path, "target")
     tables = {table: values.pop(table, {}) for table in _RULES if table}
     run = RunSettings(**_checked(path, "run", tables["run"]))
     service = Service(**_checked(path, "service", tables["service"]))
@@ -124,42 +121,6 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
             f"but '{service.cpus}' has {service.cores} cores: more threads would make every conversation slow"
         )
     return Target(name=name, run=run, service=service, **_checked(path, "", values))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a small TOML file.
-
-    Raises RefusedError if it is missing, larger than 1 MiB, nested deeper than 8, or refused by the parser
-    for whatever reason; OSError if it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_TOML_BYTES + 1)
-    except FileNotFoundError as error:
-        raise RefusedError(f"cannot read {path}: {error.strerror}") from error
-    if len(data) > _TOML_BYTES:
-        raise RefusedError(f"{path}: larger than {_TOML_BYTES >> 20} MiB")
-    try:
-        values = tomllib.loads(data.decode("utf-8"))
-    except Exception as error:  # besides its own: RecursionError, ValueError of int(), whatever a bug raises
-        reason = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise RefusedError(f"{path}: {reason}") from error
-    level: list[object] = [values]
-    for _ in range(_TOML_DEPTH + 1):
-        inner = [
-            list(value.values()) if isinstance(value, dict) else value
-            for value in level
-            if isinstance(value, dict | list)
-        ]
-        level = [value for values in inner for value in values]
-    if level:
-        raise RefusedError(f"{path}: nested too deeply")
-    return values
-
-
-def printable(text: str) -> str:
-    """``text`` with escapes for what could control a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _checked(path: Path, table: str, values: object) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from mxdraft.errors import MxdraftError, RefusedError, TransferError, UsageError
+from mxdraft.files import printable, read_toml
 from mxdraft.ship.deploy import deploy
 from mxdraft.ship.deploy.release import Release, prepare
 from mxdraft.ship.deploy.remote import Device, check_dest, check_host
-from mxdraft.ship.targets import load_target, printable, read_toml
+from mxdraft.ship.targets import load_target
 
 _MOST_HOSTS = 1024
 
@@ -39,7 +40,7 @@ def read_hosts(path: Path, target: str, dest: str) -> list[Host]:
 
     The first is the canary. Raises RefusedError, which names file and table.
     """
-    values = read_toml(path)
+    values = read_toml(path, "list of hosts")
     unknown = sorted(values.keys() - {"host"})
     tables = values.get("host")
     if unknown or not isinstance(tables, list):

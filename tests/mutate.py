@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Break the C code in many small ways, one at a time, and see that a test notices.
+
+    python tests/mutate.py [WORD]
+
+applies each entry of mutations.toml (those whose file or text has WORD) to a copy of the tree, builds library
+and command line, and runs the entry's test files until one fails. `make mutate` runs it. Results are kept in
+build/mutants: what was killed is not tried again. So a run that was interrupted goes on where it was, and one
+after new tests tries the survivors. Entries that change nothing say why; they are not run. Ends with 1 if
+less than 95 % are killed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TABLE = Path(__file__).with_name("mutations.toml")
+WORK = REPOSITORY / "build" / "mutants"
+TREE = WORK / "tree"
+GCC = ["gcc", "-std=c11", "-O1", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w"]
+LEAST_SCORE = 0.95
+LONGEST_S = 300  # of tests that a mutant keeps from ending; that is noticed, too
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """``find``, once in the file, becomes ``replace``. ``equivalent``: why no test can notice, or ""."""
+
+    file: str  # below runtime/
+    tests: tuple[str, ...]  # below tests/
+    find: str
+    replace: str
+    equivalent: str = ""
+
+    @property
+    def path(self) -> Path:
+        return Path("runtime") / self.file
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(repr((self.file, self.find, self.replace)).encode()).hexdigest()[:16]
+
+    def apply(self, text: str) -> str:
+        """The text of the file with the change; raises ValueError unless it can be made exactly once."""
+        count = text.count(self.find)
+        if count != 1:
+            raise ValueError(f"{self.file}: {self.find!r} is there {count} times")
+        return text.replace(self.find, self.replace)
+
+
+def read_table() -> list[Mutation]:
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return [
+        Mutation(file, tuple(entry["tests"]), *change)
+        for file, entry in table.items()
+        for change in entry["mutations"]
+    ]
+
+
+# ---- building ----
+
+
+def copy_tree() -> set[Path]:
+    """Make TREE what git has or would add, and the bundle; returns what has changed in it."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True).stdout.decode("utf-8")
+    names = {Path(name) for name in listed.split("\0") if (REPOSITORY / name).is_file()}
+    there = {path.relative_to(TREE) for path in TREE.rglob("*") if path.is_file() and not path.is_symlink()}
+    for name in there - names:
+        if name.parts[0] != "build":
+            (TREE / name).unlink()
+    changed = (names - there) | {
+        name for name in names & there if not filecmp.cmp(REPOSITORY / name, TREE / name, shallow=False)
+    }
+    for name in changed:
+        (TREE / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, TREE / name)
+    if not (TREE / "build").exists():
+        (TREE / "build" / "host").mkdir(parents=True)
+        for path in (REPOSITORY / "build").glob("smollm2-135m*"):
+            (TREE / "build" / path.name).symlink_to(path)
+    return changed
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(
+        path.relative_to(TREE) for folder in folders for path in (TREE / "runtime" / folder).rglob("*.c")
+    )
+
+
+def compile_one(path: Path) -> subprocess.CompletedProcess[bytes]:
+    command = [*GCC, "-D_GNU_SOURCE", "-Iruntime/include", "-c", str(path), "-o", str(object_of(path))]
+    return subprocess.run(command, cwd=TREE, capture_output=True, check=False)
+
+
+def object_of(path: Path) -> Path:
+    return WORK / "objects" / ("_".join(path.parts[1:]) + ".o")
+
+
+def link() -> None:
+    """Make library and command line of the object files."""
+    library, rest = sources("src", "kernels", "bench"), sources("cli", "serve")
+    host = TREE / "build" / "host"
+    shared, program = ["-shared", "-o", str(host / "libmxdraft.so")], ["-o", str(host / "mxdraft")]
+    for files, options in ((library, shared), ([*library, *rest], program)):
+        objects = [str(object_of(path)) for path in files]
+        subprocess.run(["gcc", "-pthread", *objects, "-lm", *options], check=True)
+
+
+def build_all(changed: set[Path]) -> None:
+    """Compile what has changed, or all if a header has."""
+    (WORK / "objects").mkdir(parents=True, exist_ok=True)
+    files = sources("src", "kernels", "bench", "cli", "serve")
+    if not any(path.suffix == ".h" for path in changed):
+        files = [path for path in files if path in changed or not object_of(path).exists()]
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(compile_one, files):
+            assert done.returncode == 0, done.stderr.decode("utf-8")
+    link()
+
+
+# ---- running ----
+
+
+def failure(tests: tuple[str, ...]) -> str:
+    """Run tests of TREE; returns the first that failed, or why they did not end, or "" if all passed."""
+    env = os.environ | {
+        "PYTHONPATH": str(TREE / "toolchain"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MXDRAFT_LIBRARY": str(TREE / "build" / "host" / "libmxdraft.so"),
+    }
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    process = subprocess.Popen(
+        [*command, *(f"tests/{test}" for test in tests)],
+        cwd=TREE,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output = process.communicate(timeout=LONGEST_S)[0].decode("utf-8", "replace")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)  # with what the tests started
+        process.communicate()
+        return "no end"
+    if process.returncode == 0:
+        return ""
+    failed = [line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0] if failed else f"pytest ended with {process.returncode}"
+
+
+def noticed_by(mutation: Mutation) -> str:
+    """Build and test one mutant; returns who noticed it, "" if nobody did. Leaves TREE as it was."""
+    path = TREE / mutation.path
+    text = path.read_text(encoding="utf-8")
+    path.write_text(mutation.apply(text), encoding="utf-8")
+    try:
+        if compile_one(mutation.path).returncode:
+            raise ValueError(f"{mutation.file}: {mutation.replace!r} does not compile")
+        link()
+        return failure(mutation.tests)
+    finally:
+        path.write_text(text, encoding="utf-8")
+        compile_one(mutation.path)
+
+
+def check_baseline(mutations: list[Mutation]) -> None:
+    """Without a mutation every test must pass, or failing would say nothing."""
+    for tests in dict.fromkeys(mutation.tests for mutation in mutations):
+        failed = failure(tests)
+        if failed:
+            raise SystemExit(f"without a mutation: {failed}")
+
+
+def main() -> None:
+    word = (sys.argv[1:] or [""])[0]
+    results_file = WORK / "results.json"
+    results: dict[str, str] = json.loads(results_file.read_text()) if results_file.exists() else {}
+    table = [mutation for mutation in read_table() if word in mutation.file + mutation.find]
+    runs = [mutation for mutation in table if not mutation.equivalent]
+    left = [mutation for mutation in runs if not results.get(mutation.key)]
+    if left:
+        build_all(copy_tree())
+        check_baseline(left)
+    for number, mutation in enumerate(left, 1):
+        start = time.monotonic()
+        results[mutation.key] = noticed_by(mutation)
+        results_file.write_text(json.dumps(results, indent=1))
+        verdict = results[mutation.key] or "SURVIVED"
+        seconds = time.monotonic() - start
+        print(
+            f"[{number}/{len(left)}] {mutation.file}: {mutation.find!r}: {verdict} ({seconds:.0f} s)",
+            flush=True,
+        )
+    survivors = [mutation for mutation in runs if not results[mutation.key]]
+    for mutation in survivors:
+        print(f"survived: {mutation.file}: {mutation.find!r} -> {mutation.replace!r}")
+    killed = len(runs) - len(survivors)
+    print(f"{killed} of {len(runs)} killed ({killed / len(runs):.1%}), {len(table) - len(runs)} equivalent")
+    sys.exit(killed < LEAST_SCORE * len(runs))
+
+
+if __name__ == "__main__":
+    main()
