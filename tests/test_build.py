@@ -76,11 +76,10 @@ def test_target_is_no_path(name: str) -> None:
         ('cpus = "0-3"', 'cpus = "all"', r"\[service\] cpus = 'all' .allowed: a list such as 0-3"),
         ('cpus = "0-3"', 'cpus = "3-0"', r"'3-0' has 0 cores"),
         ('cpus = "0-3"', 'cpus = "0-\u0663"', r"\[service\] cpus = .* .allowed: a list such as 0-3"),
-        ("connections = 1", "connections = 2", r"8 threads in all .* '0-3' has 4 cores"),
-        ("threads = 0", "threads = 5", r"5 threads in all .* '0-3' has 4 cores"),
-        ("minutes = 30", "minutes = 0", r"\[service\] minutes = 0 .allowed: a whole number from 1 to 1440"),
-        ("minutes = 30", 'minutes = 30\n"a\\u001b[2J" = 1', r"unknown key 'a\\x1b\[2J' .allowed: cpus"),
-        ("minutes = 30", 'minutes = "\\u001b[2J"', r"minutes = '\\x1b\[2J' .allowed"),
+        ("threads = 0", "threads = 5", r"threads = 5, but .* '0-3' has 4 cores"),
+        ("parallel = 2", "parallel = 0", r"\[service\] parallel = 0 .allowed: a whole number from 1 to 32"),
+        ("parked = 2", 'parked = 2\n"a\\u001b[2J" = 1', r"unknown key 'a\\x1b\[2J' .allowed: cpus"),
+        ("parked = 2", 'parked = "\\u001b[2J"', r"parked = '\\x1b\[2J' .allowed"),
         ("[service]", "[services]", r"\[service\] missing key|unknown key 'services'"),
         ("[run]", "[run", "rpi.toml is not a target: "),
     ],
@@ -127,7 +126,7 @@ def test_a_device_as_target_file(tmp_path: Path) -> None:
 def test_a_service_has_no_more_threads_than_cores(name: str) -> None:
     target = load_target(name)
     threads = target.run.threads or target.service.cores
-    assert 1 <= threads * target.service.connections <= target.service.cores
+    assert 1 <= threads <= target.service.cores
 
 
 def test_what_a_compiler_prints_keeps_its_lines(tmp_path: Path) -> None:

@@ -822,39 +822,71 @@ def systemd(device: FakeDevice) -> FakeDevice:
     """A device with account ``pi`` and systemd, whose commands only leave a line in the log ``sudo``."""
     device.stub("id", "case $1 in -un) echo pi ;; *) echo 1000 ;; esac")
     device.stub(
-        "sudo",
-        f'shift; echo "$@" >>{device.folder}/sudo; case $1 in systemd* | systemctl) ;; *) exec "$@" ;; esac',
+        "sudo", f'shift; echo "$@" >>{device.folder}/sudo; case $1 in systemctl) ;; *) exec "$@" ;; esac'
     )
     device.stub("chown", "")
-    device.stub("systemctl", "echo inactive")
-    device.stub("systemd-sysusers", "")
+    device.stub("systemctl", "echo active")
     return device
+
+
+def _said(device: FakeDevice) -> list[str]:
+    """What systemctl was told since the last time."""
+    log = device.folder / "sudo"
+    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("systemctl ")]
+    log.write_text("", encoding="utf-8")
+    return [line.removeprefix("systemctl ") for line in lines]
 
 
 def test_service(systemd: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
     dest = str(tmp_path / "opt")
-    notes: list[str] = []
-    ship(systemd, releases[0], service=True, dest=dest, notes=notes)
+    ship(systemd, releases[0], service=True, dest=dest)
     units = {path.name: path.read_text(encoding="utf-8") for path in systemd.system.glob("etc/*/**/mxdraft*")}
-    assert units.keys() == {"mxdraft.socket", "mxdraft@.service", "mxdraft.conf"}
-    program = f"ExecStart={dest}/current/mxdraft chat -m {dest}/current/model.mxb -t 0 --ctx 256"
-    assert program in units["mxdraft@.service"]
-    assert units["mxdraft.conf"].endswith("\ng mxdraft -\nm pi mxdraft\n")
-    assert not any("@DEST@" in text or "@USER@" in text for text in units.values())
-    said = (systemd.folder / "sudo").read_text(encoding="utf-8").splitlines()
-    wanted = [line for line in said if line.startswith("systemd-sysusers") or "restart" in line]
-    assert wanted == [
-        f"systemd-sysusers {systemd.system}/etc/sysusers.d/mxdraft.conf",
-        "systemctl restart mxdraft.socket",
+    assert units.keys() == {"mxdraft.socket", "mxdraft.service"}
+    program = f"ExecStart={dest}/current/mxdraft serve -m {dest}/current/model.mxb -t 0 --ctx 256"
+    assert program in units["mxdraft.service"]
+    assert not any("@DEST@" in text for text in units.values())
+    assert _said(systemd)[-3:] == [
+        "stop mxdraft.service",  # or its socket could not change
+        "restart mxdraft.socket",
+        "try-restart mxdraft.service",
     ]
-    assert any("group mxdraft may talk to it" in note for note in notes)
 
 
-def test_root_needs_no_group(systemd: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
-    systemd.stub("id", "case $1 in -un) echo root ;; *) echo 0 ;; esac")
-    ship(systemd, releases[0], service=True, dest=str(tmp_path / "opt"))
-    text = (systemd.system / "etc/sysusers.d/mxdraft.conf").read_text(encoding="utf-8")
-    assert text.endswith("\ng mxdraft -\n")
+def test_a_switch_restarts_the_service_of_its_folder(
+    systemd: FakeDevice, releases: list[Release], tmp_path: Path
+) -> None:
+    """Also if the units stay as they are: a deployment without --service, a rollback."""
+    dest, notes = str(tmp_path / "opt"), list[str]()
+    ship(systemd, releases[0], service=True, dest=dest)
+    _said(systemd)
+    ship(systemd, releases[1], dest=dest)
+    assert _said(systemd) == ["try-restart mxdraft.service"]
+    with Device(systemd.name, dest, notes.append, ask=False) as connected:
+        connected.run("rollback")
+    assert _said(systemd) == ["try-restart mxdraft.service"]
+    ship(systemd, releases[0], dest=str(tmp_path / "other"))
+    assert _said(systemd) == []
+    systemd.stub("sudo", "exit 1")
+    ship(systemd, releases[2], dest=dest, notes=notes)
+    assert any("goes on with the release before" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('echo \'{"status":"ok"}\'', "ok"),
+        ("echo 'connection refused' >&2; exit 7", "no answer: connection refused"),
+    ],
+)
+def test_status_asks_the_service(
+    systemd: FakeDevice, releases: list[Release], tmp_path: Path, answer: str, expected: str
+) -> None:
+    dest = str(tmp_path / "opt")
+    ship(systemd, releases[0], service=True, dest=dest)
+    systemd.stub("curl", f"case $* in *http://127.0.0.1:8080/health) {answer} ;; esac")
+    with Device(systemd.name, dest, lambda _: None, ask=False) as connected:
+        found = connected.run("status")
+    assert (found["service"], found["health"]) == ("active", expected)
 
 
 def test_no_sudo_copies_nothing(systemd: FakeDevice, releases: list[Release], tmp_path: Path) -> None:
@@ -868,17 +900,17 @@ def test_systemd_refuses(systemd: FakeDevice, releases: list[Release], tmp_path:
     dest = tmp_path / "opt"
     ship(systemd, releases[0], service=True, dest=str(dest))
     before = (dest / "current").readlink()
-    unit = systemd.system / "etc/systemd/system/mxdraft@.service"
+    unit = systemd.system / "etc/systemd/system/mxdraft.service"
     text = unit.read_text(encoding="utf-8")
-    other = _with_file(releases[1], "mxdraft@.service", text.replace("30min", "7min").encode())
-    systemd.stub("sudo", 'shift; case $1 in systemctl) exit 1 ;; systemd*) ;; *) exec "$@" ;; esac')
+    other = _with_file(releases[1], "mxdraft.service", text.replace("10s", "7s").encode())
+    systemd.stub("sudo", 'shift; case $1 in systemctl) exit 1 ;; *) exec "$@" ;; esac')
     with pytest.raises(TransferError, match="systemd refused"):
         ship(systemd, other, service=True, dest=str(dest))
     assert (dest / "current").readlink() == before
     assert unit.read_text(encoding="utf-8") == text, "the service before has lost its unit"
 
 
-@pytest.mark.parametrize("unit", ["systemd/system/mxdraft.socket", "sysusers.d/mxdraft.conf"])
+@pytest.mark.parametrize("unit", ["systemd/system/mxdraft.socket", "systemd/system/mxdraft.service"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_units_of_others_are_refused(
     systemd: FakeDevice, releases: list[Release], tmp_path: Path, unit: str, masked: bool
@@ -916,33 +948,29 @@ def test_dest_that_no_service_can_use(
         ship(systemd, releases[0], service=True, dest=dest)
 
 
-def test_socket_stays_up_and_is_for_a_group(releases: list[Release]) -> None:
+def test_socket_stays_up_on_loopback(releases: list[Release]) -> None:
     settings = _settings(_units(releases[0])["mxdraft.socket"])
     assert settings == {
-        "Description": ["mxdraft: chat with a language model"],
-        "ListenStream": ["/run/mxdraft.sock"],
-        "SocketGroup": ["mxdraft"],
-        "SocketMode": ["0660"],
-        "Accept": ["yes"],
-        "MaxConnections": ["1"],
+        "Description": ["mxdraft: a language model's HTTP API"],
+        "ListenStream": ["127.0.0.1:8080"],
         "TriggerLimitIntervalSec": ["0"],  # any other limit, once hit, stops the socket for good
         "WantedBy": ["sockets.target"],
     }
 
 
 def test_unit_limits(releases: list[Release]) -> None:
-    settings = _settings(_units(releases[0])["mxdraft@.service"])
+    settings = _settings(_units(releases[0])["mxdraft.service"])
     expected = {
-        "Restart": "no",
-        "RuntimeMaxSec": "30min",
+        "Restart": "on-failure",
+        "RestartSec": "10s",
+        "StartLimitIntervalSec": "0",
         "TimeoutStopSec": "5s",
         "MemoryMax": "2048M",
         "MemorySwapMax": "0",
         "CPUAffinity": "0-63",
         "DynamicUser": "yes",
-        "User": "mxdraft-chat",
+        "User": "mxdraft-serve",
         "CacheDirectory": "mxdraft",
-        "Environment": "MXDRAFT_CACHE=%C/mxdraft",
         "PrivateNetwork": "yes",
         "RestrictAddressFamilies": "none",
         "ProtectSystem": "strict",
@@ -953,6 +981,7 @@ def test_unit_limits(releases: list[Release]) -> None:
         "SystemCallArchitectures": "native",
     }
     assert {key: settings[key] for key in expected} == {key: [value] for key, value in expected.items()}
+    assert settings["Environment"] == ["MXDRAFT_OPTIONS=", "MXDRAFT_CACHE=%C/mxdraft"]
     assert settings["SystemCallFilter"] == ["@system-service", "~@privileged @resources"]
 
 
@@ -981,7 +1010,7 @@ def _write_units(release: Release, folder: Path) -> None:
 def test_sandbox(releases: list[Release], tmp_path: Path) -> None:
     _write_units(releases[0], tmp_path)
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", "--no-pager", tmp_path / "mxdraft@.service"],
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", tmp_path / "mxdraft.service"],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -998,7 +1027,7 @@ def test_sandbox(releases: list[Release], tmp_path: Path) -> None:
 def test_units_are_valid(releases: list[Release], tmp_path: Path) -> None:
     _write_units(releases[0], tmp_path)
     done = subprocess.run(
-        ["systemd-analyze", "verify", tmp_path / "mxdraft.socket", tmp_path / "mxdraft@.service"],
+        ["systemd-analyze", "verify", tmp_path / "mxdraft.socket", tmp_path / "mxdraft.service"],
         capture_output=True,
         text=True,
         encoding="utf-8",

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ class Sampler:
         lib.mxd_kernels_init_ref(self.kernels, ffi.new("mxd_kernel_names *"))
         self._keep = ffi.new("float[]", vocab), ffi.new("uint32_t[]", vocab)
         self.seen = ffi.new("uint8_t[]", vocab // 8 + 1)
-        self.scratch = ffi.new("mxd_sampler_scratch *", (*self._keep, self.seen))
+        self.scratch = ffi.new("mxd_sampler_scratch *", (*self._keep, self.seen, ffi.NULL))
 
     def sampling(self, **changes: Any) -> Any:
         """``mxd_sampling`` with the defaults of the library and these changes."""
@@ -46,6 +48,7 @@ class Sampler:
         prefix: Sequence[int] | int = 0,
         exempt: Iterable[int] = (),
         allowed: Sequence[int] | None = None,
+        answer: int = 0,
         **changes: Any,
     ) -> int:
         """One choice; a number stands for a prefix of that length whose tokens do not matter."""
@@ -58,7 +61,7 @@ class Sampler:
         return int(
             self.lib.mxd_sample(
                 *(self.kernels, self.sampling(**changes), values, *candidates, (spared, len(spared))),
-                *(ids, length, self.scratch),
+                *(ids, length, answer, self.scratch),
             )
         )
 
@@ -72,7 +75,7 @@ class Sampler:
             for position in range(positions):
                 out[seed, position] = sample(
                     *(self.kernels, sampling, values, len(values), self.ffi.NULL, nobody, self.ffi.NULL),
-                    *(position, self.scratch),
+                    *(position, position, self.scratch),
                 )
         return out
 
@@ -129,6 +132,16 @@ def penalized(
     return x
 
 
+def penalized_answer(x: Floats, answer: Iterable[int], presence: float, frequency: float) -> Floats:
+    met: set[int] = set()
+    for token in answer:
+        x[token] -= Float(frequency)
+        if token not in met:
+            x[token] -= Float(presence)
+        met.add(token)
+    return x
+
+
 def kept(w: Floats, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
     """The candidates that may be chosen."""
     order = sorted(range(w.size), key=lambda i: (-w[i], i))
@@ -151,9 +164,13 @@ def choose(
     repeat_penalty: float = 1.0,
     exempt: Iterable[int] = (),
     allowed: Sequence[int] | None = None,
+    answer: int = 0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
     **limits: Any,
 ) -> int:
     x = penalized(logits, prefix, exempt, repeat_penalty)
+    x = penalized_answer(x, prefix[answer:], presence_penalty, frequency_penalty)
     ids = list(range(x.size)) if allowed is None else list(allowed)
     x = x[ids]
     if temperature == 0:
@@ -172,6 +189,8 @@ limits = st.fixed_dictionaries(
         "top_p": st.sampled_from([0.25, 0.5, 0.75, 0.9, 1.0]) | st.floats(2**-7, 1, width=32),
         "min_p": st.sampled_from([0.0, 0.05, 0.5, 1.0]) | st.floats(0, 1, width=32),
         "repeat_penalty": st.floats(0.125, 8, width=32),
+        "presence_penalty": st.floats(-2, 2, width=32),
+        "frequency_penalty": st.floats(-2, 2, width=32),
     },
 )
 
@@ -184,12 +203,13 @@ limits = st.fixed_dictionaries(
     prefix=st.lists(st.integers(0, 63), max_size=12),
     exempt=st.sets(st.integers(0, 63), max_size=9),
     allowed=st.none() | st.sets(st.integers(0, 63), min_size=1),
+    answer=st.integers(0, 12),
     limits=limits,
 )
-@example([0.0] * 4, 1.0, 0, [], set(), None, {"top_p": 0.5})  # the mass of two of four is exactly enough
-@example([0.0] * 4, 1.0, 0, [], set(), {1, 3}, {"top_p": 0.5})
-@example([0.0] * 4, 1.0, 0, [], set(), None, {"top_k": 2})  # a tie at the border of top-k
-@example([1.0, 1.0, 0.5], 1.0, 1, [], set(), None, {"min_p": 1.0})
+@example([0.0] * 4, 1.0, 0, [], set(), None, 0, {"top_p": 0.5})  # the mass of two of four is exactly enough
+@example([0.0] * 4, 1.0, 0, [], set(), {1, 3}, 0, {"top_p": 0.5})
+@example([0.0] * 4, 1.0, 0, [], set(), None, 0, {"top_k": 2})  # a tie at the border of top-k
+@example([1.0, 1.0, 0.5], 1.0, 1, [], set(), None, 0, {"min_p": 1.0})
 def test_every_choice_is_the_documented_one(
     sampler: Sampler,
     logits: list[float],
@@ -198,15 +218,16 @@ def test_every_choice_is_the_documented_one(
     prefix: list[int],
     exempt: set[int],
     allowed: set[int] | None,
+    answer: int,
     limits: dict[str, Any],
 ) -> None:
     prefix = [token % len(logits) for token in prefix]
     exempt = {token for token in exempt if token < len(logits)}
     ids = allowed and sorted({token % len(logits) for token in allowed})
-    expected = choose(sampler, logits, prefix, temperature, seed, exempt=exempt, allowed=ids, **limits)
-    assert (
-        sampler.choose(logits, prefix, exempt, ids, temperature=temperature, seed=seed, **limits) == expected
-    )
+    answer = min(answer, len(prefix))
+    changes = limits | {"temperature": temperature, "seed": seed, "answer": answer}
+    expected = choose(sampler, logits, prefix, exempt=exempt, allowed=ids, **changes)
+    assert sampler.choose(logits, prefix, exempt, ids, **changes) == expected
     assert not any(sampler.seen)
 
 
@@ -371,3 +392,70 @@ def test_settings_out_of_range_are_named(bundle: Any, setting: str, bad: list[fl
         for value in bad:
             with pytest.raises(UsageError, match=f"{setting} .* is not in "):
                 Timeline(engine, **{setting: value})  # type: ignore[arg-type]
+
+
+# ---- what is told of the choices ----
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Path) -> Iterator[Model]:
+    with Model(bundle) as opened:
+        yield opened
+
+
+Told = list[list[tuple[int, float]]]
+
+
+def _told(engine: Engine, prompt: list[int], **sampling: Any) -> tuple[list[int], Told]:
+    """The tokens of an answer, and what was told of each."""
+    with Timeline(engine, ignore_eos=True, max_tokens=24, **sampling) as timeline:
+        timeline.prompt(prompt)
+        told: Told = []
+        while timeline.stop == "none":
+            engine.step([timeline])
+            told += timeline.logprobs
+        return timeline.tokens[len(prompt) :], told
+
+
+@pytest.mark.parametrize("precision", ["base", "full", "auto"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 1.2, "seed": 3}, {"presence_penalty": 1.5, "frequency_penalty": 0.75}],
+    ids=["greedy", "drawn", "penalties"],
+)
+def test_log_probabilities_are_those_of_the_rows(
+    model: Model, precision: Any, settings: dict[str, Any]
+) -> None:
+    """They change no choice, drafts change no bit of them, and they are the softmax of mxd_seq_logits()."""
+    prompt = model.encode("The small boat and the small")
+    with Engine(model, precision=precision, draft="off") as engine:
+        tokens, told = _told(engine, prompt, logprobs=6, **settings)
+        assert _told(engine, prompt, **settings) == (tokens, [])
+        with Timeline(engine) as timeline:
+            logits = timeline.logits(prompt + tokens[:-1])[len(prompt) - 1 :].astype(np.float64)
+    with Engine(model, precision=precision, draft="ngram", draft_min=4, threads=2) as engine:
+        assert _told(engine, prompt, logprobs=6, **settings) == (tokens, told)
+    for token, row, (own, *likely) in zip(tokens, logits, told, strict=True):
+        assert (own[0], len(likely)) == (token, 5)
+        assert all(a[1] >= b[1] for a, b in itertools.pairwise(likely))
+        if precision == "auto":
+            continue  # which rows are core depends on where the prompt ended
+        expected = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert [i for i, _ in likely] == sorted(range(row.size), key=lambda i: (-row[i], i))[:5]
+        for i, logprob in [own, *likely]:
+            assert logprob == pytest.approx(expected[i], abs=3e-6)
+
+
+def test_penalties_are_for_the_answer_alone(model: Model) -> None:
+    """What a prompt says is not penalized, and a strong penalty lets no token come twice."""
+    prompt = model.encode("The small boat and the small")
+    with Engine(model) as engine:
+        plain, _ = _told(engine, prompt)
+        first, _ = _told(engine, [*prompt, *plain[:-1]], presence_penalty=2)
+        assert first[0] == plain[-1]
+        varied, _ = _told(engine, prompt, presence_penalty=2, frequency_penalty=2)
+        assert len(set(varied)) > len(set(plain))
+        with pytest.raises(UsageError, match=r"frequency_penalty 3 is not in -2\.\.2"):
+            Timeline(engine, frequency_penalty=3)
+        with pytest.raises(UsageError, match=r"logprobs 22 is not in 0\.\.21"):
+            Timeline(engine, logprobs=22)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mxdraft.runtime import Engine, Model, Timeline
 from mxdraft.ship.build import build
 from programs import PYTHON, ROOT, C, errors, run
 
@@ -255,6 +256,60 @@ def test_structured_answers_fit_their_schema_next_to_plain_ones(bundle: Path, se
     assert (status, set(json.loads(json.loads(body)["message"]["content"]))) == (200, {"colour", "count"})
 
 
+def told(bundle: Path, text: str, **sampling: Any) -> list[list[tuple[int, float]]]:
+    """What the library tells of the tokens with text that it generates after a text as it is."""
+    with (
+        Model(bundle) as model,
+        Engine(model, ctx=256, draft="off") as engine,
+        Timeline(engine, max_tokens=16, **sampling) as timeline,
+    ):
+        entries: list[list[tuple[int, float]]] = []
+        timeline.prompt(model.encode(text))
+        while timeline.stop == "none":
+            engine.step([timeline])
+            entries += timeline.logprobs
+        return [entry for entry in entries if not model.is_special(entry[0][0])]
+
+
+def test_log_probabilities_and_penalties_are_the_librarys(bundle: Path, server: Server) -> None:
+    """To the bit, while others ask, streamed or not; a penalty counts the answer's tokens only."""
+    settings = {"temperature": 0.9, "seed": 5, "presence_penalty": 0.5, "frequency_penalty": 1.0}
+    expected = told(bundle, "The small boat", logprobs=4, **settings)
+    asked = {"prompt": "The small boat", "max_tokens": 16, "logprobs": 3} | settings
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: server.request("/v1/completions", asked), range(4)))
+    for status, _, body in answers:
+        assert status == 200
+        found = json.loads(body)["choices"][0]["logprobs"]
+        assert found["token_logprobs"] == [own[1] for own, *_ in expected]
+        likely = [list(row.values()) for row in found["top_logprobs"]]
+        assert likely == [[logprob for _, logprob in others] for _, *others in expected]
+        assert found["text_offset"][0] == 0
+        assert found["text_offset"] == sorted(found["text_offset"])
+    pieces = events(server.request("/v1/completions", asked | {"stream": True})[2])
+    streamed = [piece["choices"][0]["logprobs"] for piece in pieces]
+    for key in found:
+        assert [value for piece in streamed for value in piece[key]] == found[key]
+
+
+def test_a_chat_tells_the_bytes_of_its_tokens(server: Server) -> None:
+    members = {"max_tokens": 12, "logprobs": True, "top_logprobs": 2, "temperature": 1.3, "seed": 9, "n": 2}
+    whole = server.ask("The box", **members)["choices"]
+    for choice in whole:
+        content = choice["logprobs"]["content"]
+        data = bytes(b for token in content for b in token["bytes"])
+        assert data.decode("utf-8", "replace") == choice["message"]["content"]
+        assert all(len(token["top_logprobs"]) == 2 for token in content)
+        assert all(token["logprob"] <= token["top_logprobs"][0]["logprob"] for token in content)
+    body = {"messages": [{"role": "user", "content": "The box"}], "stream": True} | members
+    for i, choice in enumerate(whole):
+        pieces = [e["choices"][0] for e in events(server.request(CHAT, body)[2])]
+        streamed = [p["logprobs"]["content"] for p in pieces if p["index"] == i and "logprobs" in p]
+        assert [token for piece in streamed for token in piece] == choice["logprobs"]["content"]
+    plain = server.ask("The box", max_tokens=12, temperature=1.3, seed=9)["choices"][0]
+    assert (plain["logprobs"], plain["message"]) == (None, whole[0]["message"])
+
+
 def test_a_demanded_tool_is_called(server: Server) -> None:
     parameters = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
     tools = [
@@ -309,8 +364,10 @@ REFUSED = [
     ({"stream": 1}, "'stream' has to be true or false"),
     ({"stop": [""]}, "1 to 256 bytes"),
     ({"stop": ["a"] * 17}, "more than 16"),
-    ({"presence_penalty": 1}, "presence_penalty"),
-    ({"logprobs": True}, "logprobs"),
+    ({"presence_penalty": 3}, "'presence_penalty' has to be a number from -2 to 2"),
+    ({"logprobs": 5}, "'logprobs' has to be true or false"),
+    ({"top_logprobs": 2}, "'top_logprobs' needs 'logprobs': true"),
+    ({"logprobs": True, "top_logprobs": 21}, "'top_logprobs' has to be a whole number from 0 to 20"),
     ({"response_format": {"type": "xml"}}, "text, json_object or json_schema"),
     ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
     ({"schema": {}, "response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),

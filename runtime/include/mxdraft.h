@@ -219,8 +219,20 @@ typedef struct mxd_sampling {
     uint32_t ignore_eos;     /* 1: end-of-sequence tokens do not stop */
     const char *const *stop; /* stop strings; mxd_seq_open() copies them */
     uint32_t stop_count;     /* 0..16, each of 1..256 bytes */
-    uint32_t reserved[8];    /* 0 */
+    float
+        presence_penalty; /* -2..2; 0 = off. Is subtracted from the logits of tokens generated since the last prompt */
+    float frequency_penalty; /* -2..2; 0 = off. The same, once for each time that the token was generated */
+    uint32_t logprobs;       /* 0 = off; 1 + n: log-probabilities of each token and of the n likeliest, n 0..20 */
+    uint32_t reserved[5];    /* 0 */
 } mxd_sampling;
+
+enum { MXD_MAX_ALTERNATIVES = 20 };
+
+/* A token that could have been chosen. */
+typedef struct mxd_alternative {
+    uint32_t token; /* UINT32_MAX: none, the vocabulary has no more */
+    float logprob;  /* natural logarithm of its probability by the row's logits, before all settings */
+} mxd_alternative;
 
 /* Why a sequence stopped. */
 typedef enum mxd_stop {
@@ -414,7 +426,7 @@ mxd_stop mxd_seq_stop(const mxd_seq *seq);
 /* Return all tokens, committed or queued; valid until the sequence changes. */
 const uint32_t *mxd_seq_tokens(const mxd_seq *seq, size_t *n);
 
-/* The next five tell what the last step did, and are valid until the next one.
+/* The next six tell what the last step did, and are valid until the next one.
  * Return the tokens that it added. */
 const uint32_t *mxd_seq_output(const mxd_seq *seq, size_t *n);
 /* Return the text that it completed: whole UTF-8 characters, never part of a stop string. The step that stops also
@@ -424,6 +436,9 @@ const char *mxd_seq_text(const mxd_seq *seq, size_t *len);
 const uint8_t *mxd_seq_drafted(const mxd_seq *seq);
 /* Return, for each token of mxd_seq_output(), what was known of it. */
 const mxd_token_record *mxd_seq_records(const mxd_seq *seq);
+/* Return, for each token of mxd_seq_output(), sampling.logprobs entries: its own, then those of the likeliest tokens,
+ * among equals the lowest id first. NULL if none were asked for. */
+const mxd_alternative *mxd_seq_logprobs(const mxd_seq *seq);
 /* Return all that was drafted for it, verified or not. */
 const mxd_draft_record *mxd_seq_drafts(const mxd_seq *seq, size_t *n);
 

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "logprobs.h"
+
 enum { ANSWER_BYTES = 16 << 20 }; /* far above any context's text */
 
 void refuse(server *s, connection *c, const dialect *d, int status, const char *code, const char *format, ...) {
@@ -27,6 +29,7 @@ void exchange_drop(server *s, exchange **e) {
     for (uint32_t i = 0; i < (*e)->count; i++) {
         scheduler_drop(s->scheduler, &(*e)->choices[i].job);
         free((*e)->choices[i].text.data);
+        free((*e)->choices[i].told.data);
     }
     free(*e);
     *e = NULL;
@@ -50,6 +53,8 @@ void exchange_begin(server *s, connection *c, const dialect *d, wish *w) {
                     .model = s->model_name,
                     .seed = w->sampling.seed,
                     .prompt_tokens = w->n,
+                    .told = w->sampling.logprobs,
+                    .tokenizer = s->run->model,
                     .streamed = w->streamed,
                     .calls_tool = w->calls_tool,
                     .with_usage = w->with_usage,
@@ -79,8 +84,10 @@ static void advance_choice(server *s, connection *c, choice *h) {
     uint64_t before = h->news.tokens;
     scheduler_news(s->scheduler, h->job, &h->news);
     h->done = h->news.done;
-    if ((!e->streamed || e->calls_tool) && h->news.text.length > 0)
+    if (!e->streamed || e->calls_tool) {
         append(&h->text, h->news.text.data, h->news.text.length);
+        append(&h->told, h->news.told.data, h->news.told.length);
+    }
     if (e->streamed && (h->news.tokens != before || h->done) && !h->news.error.status) {
         mxd_json_writer piece;
         mxd_json_writer_init(&piece, ANSWER_BYTES);
@@ -88,9 +95,11 @@ static void advance_choice(server *s, connection *c, choice *h) {
         stream_piece(c, piece.data, piece.len);
         mxd_json_writer_free(&piece);
     }
+    h->characters += count_characters(e, &h->news.told);
     free(h->news.text.data);
+    free(h->news.told.data);
     free(h->news.origins.data);
-    h->news.text = h->news.origins = (text_buffer){0};
+    h->news.text = h->news.told = h->news.origins = (text_buffer){0};
     if (h->done) scheduler_drop(s->scheduler, &h->job);
 }
 

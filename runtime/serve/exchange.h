@@ -12,8 +12,9 @@ enum { MOST_CHOICES = 8, ID_BYTES = 32 };
 typedef struct choice {
     job *job;
     uint32_t index;
-    text_buffer text; /* all of it, unless it goes out in pieces */
-    job_news news;    /* the latest; its buffers are set while a piece is worded */
+    text_buffer text, told; /* all of it, unless it goes out in pieces; of its tokens (logprobs.h) */
+    size_t characters;      /* of the tokens that were told of before */
+    job_news news;          /* the latest; its buffers are set while a piece is worded */
     bool done;
 } choice;
 
@@ -39,6 +40,8 @@ struct exchange {
     size_t prompt_tokens;
     bool streamed, with_usage, with_origins, begun;
     bool calls_tool; /* its text is shown when it is whole */
+    uint32_t told;   /* entries for each token (logprobs.h); 0: none */
+    const mxd_model *tokenizer;
     uint32_t count;
     choice choices[MOST_CHOICES];
 };

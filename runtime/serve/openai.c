@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "logprobs.h"
 #include "put.h"
 #include "request.h"
 #include "tool_calls.h"
@@ -140,11 +141,13 @@ static void begin_chat(const exchange *e, mxd_json_writer *w) {
 
 static void piece_of_chat(const exchange *e, const choice *h, mxd_json_writer *w) {
     const text_buffer *text = e->calls_tool ? &h->text : &h->news.text;
-    if (!h->done && (text->length == 0 || e->calls_tool)) return;
+    const text_buffer *told = e->calls_tool ? &h->told : &h->news.told;
+    if (!h->done && (text->length + told->length == 0 || e->calls_tool)) return;
     open_chunk(e, h->index, w);
     if (is_tool_call(e, h)) put_tool_call(e, h, true, w);
     else if (text->length > 0) put_string(w, "content", text->data, text->length);
     mxd_json_close(w, '}');
+    if (e->told) put_chat_logprobs(e, told, w);
     put_finish(e, h, w);
     mxd_json_close(w, '}');
     mxd_json_close(w, ']');
@@ -172,7 +175,7 @@ static void whole_chat(const exchange *e, mxd_json_writer *w) {
         }
         put_null(w, "refusal");
         mxd_json_close(w, '}');
-        put_null(w, "logprobs");
+        put_chat_logprobs(e, &h->told, w);
         put_finish(e, h, w);
         mxd_json_close(w, '}');
     }
@@ -194,13 +197,13 @@ const dialect openai_chat_dialect = {.type = "text/event-stream",
 
 static void piece_of_completion(const exchange *e, const choice *h, mxd_json_writer *w) {
     const text_buffer *text = &h->news.text;
-    if (text->length == 0 && !h->done) return;
+    if (text->length + h->news.told.length == 0 && !h->done) return;
     open_event(w);
     open_answer(e, "cmpl", "text_completion", w);
     mxd_json_open(w, '{');
     put_whole(w, "index", h->index);
     put_string(w, "text", text->data, text->length);
-    put_null(w, "logprobs");
+    put_completion_logprobs(e, &h->news.told, h->characters, w);
     put_finish(e, h, w);
     mxd_json_close(w, '}');
     mxd_json_close(w, ']');
@@ -220,7 +223,7 @@ static void whole_completion(const exchange *e, mxd_json_writer *w) {
         mxd_json_open(w, '{');
         put_whole(w, "index", i);
         put_string(w, "text", h->text.data, h->text.length);
-        put_null(w, "logprobs");
+        put_completion_logprobs(e, &h->told, 0, w);
         put_finish(e, h, w);
         mxd_json_close(w, '}');
     }
@@ -244,20 +247,6 @@ static bool refuse_member(ask *a, const char *name, const char *reason) {
     return false;
 }
 
-/* Refuse what would change the answer and is not done here: ignoring it would be an answer to another question. */
-static bool check_supported(ask *a) {
-    static const char *const penalties[] = {"presence_penalty", "frequency_penalty"};
-    double value = 0;
-    for (size_t i = 0; i < 2; i++) {
-        if (!ask_number(a, 0, penalties[i], -2, 2, &value)) return false;
-        if (value != 0) return refuse_member(a, penalties[i], "only 0 is supported; 'repeat_penalty' is the one here");
-    }
-    uint32_t logprobs = ask_member(a, 0, "logprobs");
-    if (logprobs && !mxd_json_is(&a->json, logprobs, MXD_JSON_FALSE))
-        return refuse_member(a, "logprobs", "probabilities are not told");
-    return true;
-}
-
 /* Read response_format: text, json_object (also with a schema, as llama.cpp's server takes it) or json_schema. */
 static bool ask_format(ask *a) {
     static const char name[] = "response_format";
@@ -275,9 +264,9 @@ static bool ask_common(ask *a) {
     int64_t choices = 1;
     bool extended = false;
     uint32_t options = ask_member(a, 0, "stream_options");
-    if (!check_supported(a) || !ask_sampling(a, 0) || !ask_limit(a, 0, "max_tokens") ||
-        !ask_limit(a, 0, "max_completion_tokens") || !ask_whole(a, 0, "n", 1, MOST_CHOICES, &choices) ||
-        !ask_flag(a, 0, "stream", &a->wish.streamed) || !ask_flag(a, 0, "mxdraft", &extended))
+    if (!ask_sampling(a, 0) || !ask_limit(a, 0, "max_tokens") || !ask_limit(a, 0, "max_completion_tokens") ||
+        !ask_whole(a, 0, "n", 1, MOST_CHOICES, &choices) || !ask_flag(a, 0, "stream", &a->wish.streamed) ||
+        !ask_flag(a, 0, "mxdraft", &extended))
         return false;
     if (options && !ask_flag(a, options, "include_usage", &a->wish.with_usage)) return false;
     a->wish.choices = (uint32_t)choices;
@@ -287,7 +276,7 @@ static bool ask_common(ask *a) {
 
 void openai_chat(server *s, connection *c) {
     ask a;
-    if (ask_open(&a, s, c, &openai_chat_dialect) && ask_common(&a) && ask_tool_choice(&a) &&
+    if (ask_open(&a, s, c, &openai_chat_dialect) && ask_common(&a) && ask_chat_logprobs(&a) && ask_tool_choice(&a) &&
         ask_messages(&a, mxd_json_get(&a.json, 0, "messages"), "messages") && ask_encode_chat(&a))
         ask_begin(&a);
     ask_free(&a);
@@ -307,7 +296,8 @@ static bool ask_prompt(ask *a) {
 
 void openai_completions(server *s, connection *c) {
     ask a;
-    if (ask_open(&a, s, c, &completion_dialect) && ask_common(&a) && ask_prompt(&a)) ask_begin(&a);
+    if (ask_open(&a, s, c, &completion_dialect) && ask_common(&a) && ask_completion_logprobs(&a) && ask_prompt(&a))
+        ask_begin(&a);
     ask_free(&a);
 }
 

@@ -120,10 +120,12 @@ static bool ask_stop(ask *a, uint32_t node) {
 bool ask_sampling(ask *a, uint32_t node) {
     mxd_sampling *p = &a->wish.sampling;
     double temperature = (double)p->temperature, top_p = (double)p->top_p, min_p = (double)p->min_p;
-    double penalty = (double)p->repeat_penalty;
+    double penalty = (double)p->repeat_penalty, presence = 0, frequency = 0;
     int64_t top_k = p->top_k, seed = (int64_t)p->seed;
     if (!ask_number(a, node, "temperature", 0, 100, &temperature) || !ask_number(a, node, "top_p", 0, 1, &top_p) ||
         !ask_number(a, node, "min_p", 0, 1, &min_p) || !ask_number(a, node, "repeat_penalty", 0.1, 10, &penalty) ||
+        !ask_number(a, node, "presence_penalty", -2, 2, &presence) ||
+        !ask_number(a, node, "frequency_penalty", -2, 2, &frequency) ||
         !ask_whole(a, node, "top_k", -1, UINT32_MAX, &top_k) ||
         !ask_whole(a, node, "seed", INT64_MIN, INT64_MAX, &seed) || !ask_stop(a, node))
         return false;
@@ -131,6 +133,8 @@ bool ask_sampling(ask *a, uint32_t node) {
     p->top_p = (float)top_p;
     p->min_p = (float)min_p;
     p->repeat_penalty = (float)penalty;
+    p->presence_penalty = (float)presence;
+    p->frequency_penalty = (float)frequency;
     p->top_k = top_k > 0 ? (uint32_t)top_k : 0;
     p->seed = (uint64_t)seed;
     if (top_p <= 0) { /* as OpenAI's: only the likeliest token */

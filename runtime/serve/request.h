@@ -30,7 +30,7 @@ bool ask_text(ask *a, uint32_t node, const char *name, const char **out);
 /* Find a member that is there and not null; 0: none. */
 uint32_t ask_member(const ask *a, uint32_t node, const char *name);
 
-/* Read temperature, top_p, top_k, min_p, seed, stop and the penalty from the object `node`. */
+/* Read temperature, top_p, top_k, min_p, seed, stop and the penalties from the object `node`. */
 bool ask_sampling(ask *a, uint32_t node);
 /* Read how many tokens are wanted at most; -1: until the context is full. */
 bool ask_limit(ask *a, uint32_t node, const char *name);

@@ -55,6 +55,7 @@ static void free_job(job *j) {
     for (uint32_t i = 0; i < j->sampling.stop_count; i++) free((void *)j->stops[i]);
     free(j->news.text.data);
     free(j->news.origins.data);
+    free(j->news.told.data);
     free(j->held.data);
     mxd_grammar_free(&j->grammar);
     free(j->ids);
@@ -86,7 +87,7 @@ job *scheduler_submit(scheduler *s, const uint32_t *ids, size_t n, const mxd_sam
 void scheduler_news(scheduler *s, job *j, job_news *out) {
     pthread_mutex_lock(&s->mutex);
     *out = j->news;
-    j->news.text = j->news.origins = (text_buffer){0};
+    j->news.text = j->news.origins = j->news.told = (text_buffer){0};
     pthread_mutex_unlock(&s->mutex);
 }
 
@@ -185,6 +186,9 @@ static void harvest(scheduler *s, uint32_t i) {
     const char *text = mxd_seq_text(j->seq, &length);
     mxd_seq_output(j->seq, &n);
     append(&j->news.text, text, length);
+    if (j->sampling.logprobs)
+        append(&j->news.told, (const char *)mxd_seq_logprobs(j->seq),
+               n * j->sampling.logprobs * sizeof(mxd_alternative));
     add_origins(s, j, length);
     j->news.tokens += n;
     s->totals.generated_tokens += n;

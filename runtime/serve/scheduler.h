@@ -16,6 +16,7 @@ typedef struct job job;
 /* What happened to a job since it was last asked. */
 typedef struct job_news {
     text_buffer text;    /* the new text; the caller's */
+    text_buffer told;    /* mxd_seq_logprobs() of its tokens, if asked for; the caller's */
     text_buffer origins; /* for each byte of it who drafted that, as '0' + mxd_source, else '-'; the caller's */
     uint64_t tokens;     /* generated until now */
     bool done;

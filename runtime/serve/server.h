@@ -6,7 +6,7 @@
  *   routes.c      which function answers which path; who may ask
  *   exchange.c    an answer that is being generated, and how it gets to its connection piece by piece
  *   request.c     what a request's JSON asks for: messages, sampling
- *   openai.c, ollama.c   how each API is asked, and how it words an answer; put.h
+ *   openai.c, ollama.c   how each API is asked, and how it words an answer; put.h, logprobs.c
  *   lists.c       health, properties, metrics
  *   listen.c      sockets of its own, or passed by systemd
  *   scheduler.c   the engine's thread; prefixes.c its prompt cache

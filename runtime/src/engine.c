@@ -86,6 +86,7 @@ static void take_pass(mxd_engine *g, mxd_arena *a) {
     g->scratch.weights = mxd_take(a, c->vocab, sizeof(float));
     g->scratch.heap = mxd_take(a, c->vocab, sizeof(uint32_t));
     g->scratch.seen = mxd_take(a, c->vocab / 8 + 1, 1);
+    g->scratch.raw = mxd_take(a, c->vocab, sizeof(float));
 }
 
 static void take_seqs(mxd_engine *g, mxd_arena *a) {

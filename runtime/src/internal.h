@@ -66,7 +66,8 @@ struct mxd_seq {
     mxd_draft_function *caller_drafter; /* or NULL */
     void *caller_drafter_arg;
 
-    mxd_token_record records[MXD_MAX_STEP_TOKENS]; /* of the last step's output */
+    mxd_token_record records[MXD_MAX_STEP_TOKENS];                              /* of the last step's output */
+    mxd_alternative logprobs[MXD_MAX_STEP_TOKENS * (1 + MXD_MAX_ALTERNATIVES)]; /* sampling.logprobs for each of it */
     char *held; /* text not yet released: may be part of a character or of a stop string */
     size_t held_len;
     char *text; /* what the last step released */

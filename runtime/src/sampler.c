@@ -19,11 +19,17 @@ mxd_status mxd_sampling_check(const mxd_sampling *s, mxd_error *err) {
         return mxd_fail(err, MXD_ERR_ARGUMENT, "min_p %g is not in 0..1", (double)s->min_p);
     if (!(s->repeat_penalty >= 0.1f && s->repeat_penalty <= 10))
         return mxd_fail(err, MXD_ERR_ARGUMENT, "repeat_penalty %g is not in 0.1..10", (double)s->repeat_penalty);
+    if (!(s->presence_penalty >= -2 && s->presence_penalty <= 2))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "presence_penalty %g is not in -2..2", (double)s->presence_penalty);
+    if (!(s->frequency_penalty >= -2 && s->frequency_penalty <= 2))
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "frequency_penalty %g is not in -2..2", (double)s->frequency_penalty);
+    if (s->logprobs > 1 + MXD_MAX_ALTERNATIVES)
+        return mxd_fail(err, MXD_ERR_ARGUMENT, "logprobs %u is not in 0..%d", s->logprobs, 1 + MXD_MAX_ALTERNATIVES);
     return MXD_OK;
 }
 
 bool mxd_is_greedy(const mxd_sampling *s) {
-    return s->temperature == 0 && s->repeat_penalty == 1;
+    return s->temperature == 0 && s->repeat_penalty == 1 && s->presence_penalty == 0 && s->frequency_penalty == 0;
 }
 
 /* Finalize a 64-bit counter-based random number (SplitMix64: Steele, Lea, Flood 2014). */
@@ -33,7 +39,7 @@ static uint64_t mix64(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-/* Return the natural logarithm of u in (0, 1), the same bits everywhere: libm's differ between systems. u = m * 2^e
+/* Return the natural logarithm of u > 0, the same bits everywhere: libm's differ between systems. u = m * 2^e
  * with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh((m-1)/(m+1)) as a series, error below 2^-50. */
 static double log_canonical(double u) {
     int e;
@@ -71,6 +77,16 @@ static void penalize(float penalty, float *logits, mxd_exempt exempt, const uint
     }
     for (uint32_t i = 0; i < exempt.count; i++) seen[exempt.ids[i] / 8] = 0;
     for (size_t i = 0; i < n; i++) seen[prefix[i] / 8] = 0;
+}
+
+/* Subtract the penalties for tokens that were generated: for each time, and once for each token. */
+static void penalize_generated(const mxd_sampling *s, float *logits, const uint32_t *ids, size_t n, uint8_t *seen) {
+    for (size_t i = 0; i < n; i++) {
+        float *x = &logits[ids[i]];
+        *x = *x - s->frequency_penalty;
+        if (!noted(seen, ids[i])) *x = *x - s->presence_penalty;
+    }
+    for (size_t i = 0; i < n; i++) seen[ids[i] / 8] = 0;
 }
 
 static uint32_t argmax(const float *logits, uint32_t vocab) {
@@ -116,9 +132,11 @@ static void enter(race *r, uint32_t candidate, float weight) {
 }
 
 uint32_t mxd_sample(const mxd_kernels *kernels, const mxd_sampling *s, float *logits, uint32_t count,
-                    const uint32_t *allowed, mxd_exempt exempt, const uint32_t *prefix, size_t n,
+                    const uint32_t *allowed, mxd_exempt exempt, const uint32_t *prefix, size_t n, size_t answer,
                     const mxd_sampler_scratch *scratch) {
     if (s->repeat_penalty != 1) penalize(s->repeat_penalty, logits, exempt, prefix, n, scratch->seen);
+    if (s->presence_penalty != 0 || s->frequency_penalty != 0)
+        penalize_generated(s, logits, prefix + answer, n - answer, scratch->seen);
     for (uint32_t i = 0; allowed && i < count; i++) logits[i] = logits[allowed[i]]; /* i <= allowed[i] */
     uint32_t chosen = mxd_sample_among(kernels, s, logits, count, allowed, n, scratch);
     return allowed ? allowed[chosen] : chosen;
@@ -170,4 +188,25 @@ uint32_t mxd_sample_among(const mxd_kernels *kernels, const mxd_sampling *s, con
         if (w[id] >= floor) enter(&r, id, w[id]);
     }
     return r.winner;
+}
+
+/* Keep the likeliest tokens in best[count], in their order; ids come ascending. */
+static void keep_likely(mxd_alternative *best, uint32_t count, uint32_t token, float logit) {
+    if (count == 0 || !(logit > best[count - 1].logprob)) return;
+    uint32_t i = count - 1;
+    for (; i > 0 && logit > best[i - 1].logprob; i--) best[i] = best[i - 1];
+    best[i] = (mxd_alternative){token, logit};
+}
+
+void mxd_log_probabilities(const mxd_kernels *kernels, const float *logits, uint32_t vocab, uint32_t token,
+                           mxd_alternative *out, uint32_t count, const mxd_sampler_scratch *scratch) {
+    out[0] = (mxd_alternative){token, logits[token]};
+    for (uint32_t i = 1; i < count; i++) out[i] = (mxd_alternative){UINT32_MAX, -HUGE_VALF};
+    for (uint32_t id = 0; id < vocab; id++) keep_likely(out + 1, count - 1, id, logits[id]);
+    float top = logits[argmax(logits, vocab)];
+    double sum = 0;
+    kernels->exp_weights(logits, vocab, 1, top, scratch->weights);
+    for (uint32_t id = 0; id < vocab; id++) sum += (double)scratch->weights[id];
+    double base = (double)top + log_canonical(sum);
+    for (uint32_t i = 0; i < count; i++) out[i].logprob = (float)((double)out[i].logprob - base);
 }

@@ -185,6 +185,10 @@ const mxd_token_record *mxd_seq_records(const mxd_seq *s) {
     return s->records;
 }
 
+const mxd_alternative *mxd_seq_logprobs(const mxd_seq *s) {
+    return s->sampling.logprobs ? s->logprobs : NULL;
+}
+
 const uint32_t *mxd_seq_tokens(const mxd_seq *s, size_t *n) {
     *n = s->token_count;
     return s->tokens;

@@ -24,7 +24,7 @@ static inline size_t mxd_seq_known(const mxd_seq *s) {
 
 /* Whether more than the likeliest token is asked of its rows. */
 static inline bool mxd_seq_needs_logits(const mxd_seq *s) {
-    return !mxd_is_greedy(&s->sampling) || s->grammar.grammar;
+    return !mxd_is_greedy(&s->sampling) || s->grammar.grammar || s->sampling.logprobs;
 }
 
 /* Whether a step has a row of the sequence to run. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "speculate.h"
 
+#include <string.h>
+
 #include "clock.h"
 #include "draft_base.h"
 #include "sequence.h"
@@ -169,9 +171,15 @@ static uint32_t choose_token(mxd_seq *s, const mxd_outcome *outcome) {
     const mxd_engine *g = s->engine;
     if (!outcome->logits) return outcome->winner;
     const uint32_t *allowed = NULL;
-    uint32_t count = s->grammar.grammar ? mxd_grammar_allowed(s, &allowed) : g->model->config.vocab;
-    return mxd_sample(&g->kernels, &s->sampling, outcome->logits, count, allowed, mxd_control_tokens(g->model),
-                      s->tokens, s->token_count, &g->scratch);
+    uint32_t vocab = g->model->config.vocab, told = s->sampling.logprobs;
+    uint32_t count = s->grammar.grammar ? mxd_grammar_allowed(s, &allowed) : vocab;
+    if (told) memcpy(g->scratch.raw, outcome->logits, vocab * sizeof *outcome->logits);
+    uint32_t token = mxd_sample(&g->kernels, &s->sampling, outcome->logits, count, allowed,
+                                mxd_control_tokens(g->model), s->tokens, s->token_count, s->prompt_end, &g->scratch);
+    if (told)
+        mxd_log_probabilities(&g->kernels, g->scratch.raw, vocab, token,
+                              &s->logprobs[(s->token_count - s->output_from) * told], told, &g->scratch);
+    return token;
 }
 
 /* Report and count the verified children of a node, of which `chosen` was right (-1: none). */

@@ -19,7 +19,7 @@ static mxd_status digest_prompt(mxd_seq *s, const uint32_t *ids, uint32_t count,
         mxd_sha256_update(sha, logits, (size_t)n * vocab * sizeof *logits);
         float *last = logits + (size_t)(n - 1) * vocab;
         next = mxd_sample(&g->kernels, &s->sampling, last, vocab, NULL, mxd_control_tokens(g->model), s->tokens,
-                          s->token_count, &g->scratch);
+                          s->token_count, s->prompt_end, &g->scratch);
     }
     return MXD_OK;
 }

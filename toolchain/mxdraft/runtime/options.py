@@ -51,6 +51,9 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logprobs: int
     seed: int
     max_tokens: int
     ignore_eos: bool

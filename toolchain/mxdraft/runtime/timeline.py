@@ -101,6 +101,7 @@ class Timeline(Handle):
                 library.call(library.lib.mxd_seq_copy, copy_of._pointer, settings, box)
             super().__init__(box, library.lib.mxd_seq_close, engine, engine._resource.calls)
         self.engine: Engine = engine  # keeps it open
+        self._told: int = settings.logprobs
         self._grammar: Grammar | None = None
         self._drafter: Any = None
         self._core_rule: Any = None
@@ -240,6 +241,18 @@ class Timeline(Handle):
     def output(self) -> list[int]:
         """Token ids that the last step added."""
         return self._uint32(load().lib.mxd_seq_output)
+
+    @property
+    @guarded
+    def logprobs(self) -> list[list[tuple[int, float]]]:
+        """For each of ``output``, if the setting ``logprobs`` is 1 + n: (token, log-probability) of the
+        token itself, then of the n likeliest ones, by the logits before all settings."""
+        told = load().lib.mxd_seq_logprobs(self._pointer)
+        if not told:
+            return []
+        each = self._told
+        entries = [(told[i].token, told[i].logprob) for i in range(each * len(self.output))]
+        return [entries[i : i + each] for i in range(0, len(entries), each)]
 
     @property
     @guarded

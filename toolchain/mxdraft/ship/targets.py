@@ -36,11 +36,11 @@ class RunSettings:
 @dataclass(frozen=True)
 class Service:
     """Limits of the systemd unit next to ``RunSettings.memory_mib``. ``cpus``: a CPUAffinity list;
-    ``connections``: conversations at once; ``minutes``: the longest conversation."""
+    ``parallel``: answers at once; ``parked``: sequences that the prompt cache keeps besides."""
 
     cpus: str
-    connections: int
-    minutes: int
+    parallel: int
+    parked: int
 
     @property
     def cores(self) -> int:
@@ -96,8 +96,8 @@ _RULES: dict[str, dict[str, _Rule]] = {
     },
     "service": {
         "cpus": (re.compile(rf"{_CPUS}( {_CPUS})*"), "a list such as 0-3 or 0 2"),
-        "connections": range(1, 65),
-        "minutes": range(1, 1441),
+        "parallel": range(1, 33),
+        "parked": range(33),
     },
 }
 
@@ -114,11 +114,10 @@ def load_target(name: str, folder: Path = REPOSITORY / "targets") -> Target:
     tables = {table: values.pop(table, {}) for table in _RULES if table}
     run = RunSettings(**_checked(path, "run", tables["run"]))
     service = Service(**_checked(path, "service", tables["service"]))
-    busy = (run.threads or service.cores) * service.connections
-    if not 0 < busy <= service.cores:
+    if run.threads > service.cores or not service.cores:
         raise RefusedError(
-            f"{path}: {busy} threads in all ([run] threads, 0: one per core; times [service] connections), "
-            f"but '{service.cpus}' has {service.cores} cores: more threads would make every conversation slow"
+            f"{path}: [run] threads = {run.threads}, but [service] cpus = '{service.cpus}' has "
+            f"{service.cores} cores: more threads would make every answer slow"
         )
     return Target(name=name, run=run, service=service, **_checked(path, "", values))
 

@@ -28,7 +28,7 @@ export LC_ALL
 
 MARKER=mxdraft-deployment
 MARKER_TEXT="mxdraft deploy made this folder."
-UNITS="mxdraft.socket mxdraft@.service mxdraft.sysusers"
+UNITS="mxdraft.socket mxdraft.service"
 SYSTEM=${MXDRAFT_SYSROOT-} # tests put another root here
 
 fail() {
@@ -117,9 +117,7 @@ check_service() {
     /home/* | /root/*) fail 2 "--service runs as a user of its own, who cannot read $DEST: use --dest /opt/mxdraft" ;;
     *[!A-Za-z0-9/._-]*) fail 2 "--service allows only letters, digits and / . _ - in --dest" ;;
     esac
-    for tool in systemctl systemd-sysusers; do
-        command -v "$tool" >/dev/null 2>&1 || fail 3 "--service needs systemd, and this device has no $tool"
-    done
+    command -v systemctl >/dev/null 2>&1 || fail 3 "--service needs systemd, and this device has no systemctl"
     for unit in $UNITS; do
         file=$(unit_path "$unit")
         case $(kind_of "$file") in
@@ -150,12 +148,7 @@ check_all() {
 # ---- ownership of DEST ----
 
 # Print where unit $1 is installed.
-unit_path() {
-    case $1 in
-    *.sysusers) echo "$SYSTEM/etc/sysusers.d/mxdraft.conf" ;;
-    *) echo "$SYSTEM/etc/systemd/system/$1" ;;
-    esac
-}
+unit_path() { echo "$SYSTEM/etc/systemd/system/$1"; }
 
 # Print what kind of file is at $1; a link counts as a link, wherever it points.
 kind_of() {
@@ -377,37 +370,40 @@ switch_to() {
     [ -z "$old" ] || point previous "$old"
     point current "$1"
     sync
+    restart_service
 }
 
 # Before the switch, for the units name only DEST/current. A failure leaves the service that is there as it was.
 install_service() {
     [ "$SERVICE" = yes ] || return 0
     was=$(kind_of "$(unit_path mxdraft.socket)")
-    user=${SUDO_USER:-$(id -un)}
-    if start_units "$release"; then
-        note "group mxdraft may talk to it, from the next login on; to let others in: sudo usermod -aG mxdraft NAME"
-        return 0
-    fi
+    start_units "$release" && return 0
     if [ "$was" = file ] && [ -e "$DEST/current/mxdraft.socket" ]; then start_units "$DEST/current"; fi
-    fail 6 "systemd refused mxdraft.socket, or its files could not be written: see systemctl status mxdraft.socket"
+    fail 6 "systemd refused mxdraft.socket, or its files could not be written, or its port is taken:" \
+        "see systemctl status mxdraft.socket"
 }
 
-# Install the units of folder $1, a release, and make the socket listen with them. Who deploys is of the group that
-# may connect; root may in any case.
+# Install the units of folder $1, a release, and make the socket listen with them. A socket cannot change while the
+# service runs, which starts again with the next connection.
 start_units() {
-    case $user in
-    root | *[!A-Za-z0-9._-]*) member='/^m /d' ;;
-    *) member="s|@USER@|$user|" ;;
-    esac
     for unit in $UNITS; do
-        [ -e "$1/$unit" ] || continue # an earlier version's release has fewer
         file=$(unit_path "$unit")
-        sed -e "s|@DEST@|$DEST|g" -e "$member" "$1/$unit" >"$DEST/unit" && as_root mkdir -p "${file%/*}" &&
+        sed "s|@DEST@|$DEST|g" "$1/$unit" >"$DEST/unit" && as_root mkdir -p "${file%/*}" &&
             as_root cp "$DEST/unit" "$file.new" && as_root mv "$file.new" "$file" || return 1
     done
     rm -f "$DEST/unit"
-    as_root systemd-sysusers "$(unit_path mxdraft.sysusers)" && as_root systemctl daemon-reload &&
-        as_root systemctl enable mxdraft.socket && as_root systemctl restart mxdraft.socket
+    as_root systemctl daemon-reload && as_root systemctl enable mxdraft.socket &&
+        as_root systemctl stop mxdraft.service && as_root systemctl restart mxdraft.socket
+}
+
+# Tell whether the service that is installed is that of DEST.
+has_service() { grep -qsF "ExecStart=$DEST/current/mxdraft serve " "$(unit_path mxdraft.service)"; }
+
+# Let the service go on with the new release. Answers that it is giving break off; connections wait meanwhile.
+restart_service() {
+    has_service || return 0
+    as_root systemctl try-restart mxdraft.service ||
+        note "the service goes on with the release before: sudo systemctl restart mxdraft.service"
 }
 
 # Delete what deployments put into folder $1, a release, and the folder, unless somebody else's files are in it.
@@ -481,8 +477,24 @@ status() {
     echo "release $(release_of current)"
     echo "previous $(release_of previous)"
     grep -E '^(version|target|bundle|digest) ' "$DEST/current/manifest"
-    command -v systemctl >/dev/null 2>&1 && echo "service $(systemctl is-active mxdraft.socket </dev/null)"
-    return 0
+    if has_service; then
+        echo "service $(systemctl is-active mxdraft.socket </dev/null)"
+        echo "health $(health)"
+    fi
+}
+
+# Ask the service, which starts it if it does not run.
+health() {
+    address=$(sed -n 's/^ListenStream=//p' "$(unit_path mxdraft.socket)")
+    if command -v curl >/dev/null 2>&1; then
+        answer=$(curl -sS -m 60 "http://$address/health" 2>&1 </dev/null)
+    elif command -v wget >/dev/null 2>&1; then
+        answer=$(timeout 60 wget -q -O - "http://$address/health" 2>&1 </dev/null)
+    else
+        echo "unknown: this device has neither curl nor wget"
+        return
+    fi
+    case $answer in '{"status":"ok"}') echo ok ;; *) echo "no answer: $answer" ;; esac
 }
 
 install() {

@@ -18,7 +18,7 @@ from mxdraft.ship.targets import OUTPUTS, Target, load_target
 
 PROMPT = "The sky is"
 TOKENS = 8
-UNITS = ("mxdraft.socket", "mxdraft@.service", "mxdraft.sysusers")
+UNITS = ("mxdraft.socket", "mxdraft.service")
 _MIB = 1 << 20
 # What a process takes besides its plan: program, stacks, page tables, buffers.
 _BESIDES_PLAN = 16 * _MIB
