@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
 from fake_device import make_bundle
+from hatchling.builders.sdist import SdistBuilder
 from mxdraft.errors import RefusedError, TransferError, UsageError
 from mxdraft.ship.build import FLAGS, build, compiler, link
 from mxdraft.ship.elf import audit
@@ -315,6 +317,53 @@ def test_wheel_runs_without_the_repository(tmp_path: Path) -> None:
     assert re.fullmatch("[0-9a-f]{64}\n", done.stdout)
 
 
+def test_source_distribution_installs_where_there_is_only_python(tmp_path: Path) -> None:
+    """Its library and command line compute the same bits. Neither tests nor models come along."""
+    (archive,) = SdistBuilder(str(REPOSITORY)).build(directory=str(tmp_path), versions=["standard"])
+    with tarfile.open(archive) as file:
+        folders = {name.split("/")[1] for name in file.getnames()}
+    assert folders >= {"toolchain", "runtime", "targets", "hatch_build.py", "LICENSE", "README.md"}
+    assert not folders & {"tests", "bench", "models", "build", "docs", ".ci"}
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-q",
+        "--no-build-isolation",
+    ]
+    environment = {k: v for k, v in os.environ.items() if k not in ("MXDRAFT_LIBRARY", "MXDRAFT_CLI", "CC")}
+    site = tmp_path / "site"
+    subprocess.run(
+        [*pip, "--no-deps", "--no-index", "--target", site, archive],
+        env=environment,
+        cwd=tmp_path,
+        check=True,
+    )
+    bundle = make_bundle(tmp_path, 0)
+    python = [sys.executable, "-c", "import mxdraft.cli; mxdraft.cli.main()"]
+    found = [
+        subprocess.run(
+            [*program, "verify", "-m", bundle],
+            cwd=tmp_path,
+            env=environment | {"PYTHONPATH": str(site)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for program in (python, [site / "mxdraft" / "_runtime" / "mxdraft"])
+    ]
+    assert found[0] == found[1] != b""
+    serve = subprocess.run(
+        [*python, "serve", "-m", tmp_path / "none"],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        check=False,
+    )
+    assert (serve.returncode, b"no such file" in serve.stderr) == (3, True)
+
+
 def test_wheel_for_the_pi(rpi: list[Path]) -> None:
     wheel = build_wheel("rpi")
     assert wheel.name.endswith("-py3-none-manylinux_2_28_aarch64.whl")
@@ -323,12 +372,14 @@ def test_wheel_for_the_pi(rpi: list[Path]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert archive.testzip() is None
         assert archive.read("mxdraft/_runtime/libmxdraft.so") == rpi[1].read_bytes()
+        assert archive.read("mxdraft/_runtime/mxdraft") == rpi[0].read_bytes()
+        assert archive.getinfo("mxdraft/_runtime/mxdraft").external_attr >> 16 & 0o111
         names = archive.namelist()
         (metadata,) = (name for name in names if name.endswith("/METADATA"))
         text = archive.read(metadata).decode()
     assert {"mxdraft/ship/deploy/device.sh", "mxdraft/trace/page.html", "mxdraft/trace/page.js"} <= set(names)
     assert re.search(r"^Requires-Dist: numpy>=[\d.]+$", text, re.MULTILINE)
-    assert re.search(r'^Requires-Dist: onnx>=.*; extra == "toolchain"$', text, re.MULTILINE)
+    assert re.search(r"^Requires-Dist: onnx<.*; extra == 'toolchain'$", text, re.MULTILINE)
     assert not [name for name in names if re.search(r"__pycache__|\.pyc$|bench/|peers/", name)]
 
 

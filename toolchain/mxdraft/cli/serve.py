@@ -7,6 +7,7 @@ import os
 
 import click
 
+from mxdraft import HEADER
 from mxdraft.cli._options import (
     cache_options,
     draft_options,
@@ -47,7 +48,8 @@ class _KeepsArguments(click.Command):
 @draft_options
 def serve(**_: object) -> None:
     """Answer over HTTP as OpenAI's API does (docs/serve.md); sampling options are defaults for requests."""
-    program = REPOSITORY / "build" / "host" / OUTPUTS["cli"]
-    if not program.is_file():
-        raise RefusedError(f"{program}: no such file: make it with mxdraft build --target host")
+    places = [HEADER.parent / OUTPUTS["cli"], REPOSITORY / "build" / "host" / OUTPUTS["cli"]]
+    program = next((place for place in places if place.is_file()), None)
+    if program is None:
+        raise RefusedError(f"{places[-1]}: no such file: make it with mxdraft build --target host")
     os.execv(program, [str(program), "serve", *click.get_current_context().meta[_ARGUMENTS]])
