@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from fake_device import make_bundle
 from hatchling.builders.sdist import SdistBuilder
 from mxdraft.errors import RefusedError, TransferError, UsageError
 from mxdraft.ship.build import FLAGS, build, compiler, link
+from mxdraft.ship.deb import build_deb
 from mxdraft.ship.elf import audit
 from mxdraft.ship.targets import REPOSITORY, load_target
 from mxdraft.ship.wheel import build_wheel
@@ -386,6 +388,52 @@ def test_wheel_for_the_pi(rpi: list[Path]) -> None:
 def test_wheel_needs_a_library() -> None:
     with pytest.raises(RefusedError, match="rpi4 has no library among its outputs"):
         build_wheel("rpi4")
+
+
+# ---- Debian package ----
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg")
+def test_debian_package(rpi: list[Path], tmp_path: Path) -> None:
+    package = build_deb("rpi")
+    first = package.read_bytes()
+    assert re.fullmatch(r"mxdraft_[\d.]+-1_arm64\.deb", package.name)
+    assert build_deb("rpi").read_bytes() == first
+    subprocess.run(["dpkg-deb", "--extract", package, tmp_path / "root"], check=True)
+    subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
+    assert (tmp_path / "root/usr/bin/mxdraft").read_bytes() == rpi[0].read_bytes()
+    assert (tmp_path / "root/usr/bin/mxdraft").stat().st_mode & 0o777 == 0o755
+    subprocess.run(
+        ["md5sum", "--check", "--quiet", tmp_path / "control/md5sums"], cwd=tmp_path / "root", check=True
+    )
+    fields = (tmp_path / "control/control").read_text(encoding="utf-8")
+    assert "\nArchitecture: arm64\n" in fields
+    assert "\nDepends:" not in fields
+    commands = re.findall(
+        r"^  (\w+)  ", subprocess.check_output([build("host")[0], "--help"], text=True), re.MULTILINE
+    )
+    assert "serve" in commands
+    manual = gzip.decompress((tmp_path / "root/usr/share/man/man1/mxdraft.1.gz").read_bytes()).decode()
+    assert re.findall(r"^\.SS (\w+)$", manual, re.MULTILINE) == commands
+    assert r"\-\-draft\-max N" in manual
+    share = tmp_path / "root/usr/share"
+    for shell in ("fish/vendor_completions.d/mxdraft.fish", "zsh/vendor-completions/_mxdraft"):
+        text = (share / shell).read_text(encoding="utf-8")
+        assert all(command in text for command in commands)
+        assert "draft-max" in text
+    source = share / "bash-completion/completions/mxdraft"
+    for words, expected in (("mxdraft ge", "generate"), ("mxdraft serve --po", "--port")):
+        script = f"source {source}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _mxdraft; "
+        assert (
+            subprocess.check_output(["bash", "-c", script + 'echo "${COMPREPLY[@]}"'], text=True)
+            == expected + "\n"
+        )
+
+
+@pytest.mark.skipif(shutil.which("lintian") is None, reason="needs lintian")
+def test_debian_package_is_clean() -> None:
+    found = subprocess.run(["lintian", build_deb("rpi")], capture_output=True, encoding="utf-8", check=False)
+    assert found.stdout == ""
 
 
 # ---- make ----

@@ -229,7 +229,8 @@ def test_targets(tmp_path: Path) -> None:
     def read(data: bytes) -> None:
         (tmp_path / "t.toml").write_bytes(data)
         target = load_target("t", tmp_path)
-        assert 0 < (target.run.threads or target.service.cores) * target.service.connections <= 1000
+        assert 0 < target.service.parallel + target.service.parked <= 64
+        assert 0 < (target.run.threads or target.service.cores)
 
     fuzz("target", lambda rng: mutated(rng, good), read)
 

@@ -31,19 +31,23 @@ _json = click.option("--json", "json_path", metavar="FILE", type=PATH, help="Als
 @click.command(epilog="Example: mxdraft build --target rpi --wheel")
 @click.option("--target", metavar="NAME", default="host", help="A file of targets/.")
 @click.option("--wheel", is_flag=True, help="Also a Python wheel of this package with the target's library.")
+@click.option("--deb", is_flag=True, help="Also a Debian package of the target's command line.")
 @click.option(
     "--streamline", metavar="DIR", type=PATH, help="With annotations, by ARM's streamline_annotate.c there."
 )
-def build(target: str, wheel: bool, streamline: Path | None) -> None:
+def build(target: str, wheel: bool, deb: bool, streamline: Path | None) -> None:
     """Build the C runtime for a target and print the paths."""
     from mxdraft.ship.build import build as build_target
+    from mxdraft.ship.deb import build_deb
     from mxdraft.ship.wheel import build_wheel
 
-    if wheel and streamline:
-        raise UsageError("--wheel and --streamline exclude each other")
+    if (wheel or deb) and streamline:
+        raise UsageError("--streamline excludes --wheel and --deb")
     paths = build_target(target, streamline=streamline)
     if wheel:
         paths.append(build_wheel(target))
+    if deb:
+        paths.append(build_deb(target))
     for path in paths:
         print_line(path)
 
