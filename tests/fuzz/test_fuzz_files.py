@@ -230,7 +230,7 @@ def test_targets(tmp_path: Path) -> None:
         (tmp_path / "t.toml").write_bytes(data)
         target = load_target("t", tmp_path)
         assert 0 < target.service.parallel + target.service.parked <= 64
-        assert 0 < (target.run.threads or target.service.cores)
+        assert (target.run.threads or target.service.cores) > 0
 
     fuzz("target", lambda rng: mutated(rng, good), read)
 
