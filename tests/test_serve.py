@@ -4,6 +4,8 @@ strangers are refused; whoever hangs up stops what they asked for."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import json
 import os
@@ -407,6 +409,64 @@ def test_lists(bundle: Path, server: Server) -> None:
     )
     status, headers, body = server.request("/health", method="HEAD")
     assert (status, headers["content-length"], body) == (200, "15", b"")
+
+
+# ---- the page ----
+
+NODE = shutil.which("node")
+# Runs what the page does without a browser, and prints it as JSON.
+IN_NODE = """
+const page = require(process.argv[1]), stream = require("fs").readFileSync(0, "utf8").split("\\0");
+const [rest, events] = page.takeEvents(stream[0].slice(0, -10)), [, whole] = page.takeEvents(stream[0]);
+const text = whole.filter((e) => e.choices.length).map((e) => page.runs(e.choices[0].delta.content || "",
+  e.mxdraft ? e.mxdraft.origins : "").map((run) => run.text).join("")).join("");
+const metrics = page.parseMetrics(stream[1]);
+console.log(JSON.stringify({ text, rest, metrics, events: [events.length, whole.length],
+  runs: page.runs("a\u00e9b", "-331") }));
+"""
+
+
+def test_the_page_needs_nothing_else(server: Server) -> None:
+    """Whatever it is told to load, the policy lets it run only its own script, and ask only this server."""
+    status, headers, body = server.request("/")
+    page = body.decode()
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert page == (ROOT / "runtime/serve/page.html").read_text(encoding="utf-8")
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    for tag in ("script", "style"):
+        [text] = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|\bon[a-z]+=|style=|innerHTML|\beval\b", page)
+    assert "content-security-policy" not in server.request("/health")[1]
+    header = run((sys.executable,), ROOT / "runtime/tools/make_page.py").stdout
+    assert header == (ROOT / "runtime/serve/page_html.h").read_bytes(), "run runtime/tools/make_page.py"
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node")
+def test_the_page_reads_what_the_server_says(server: Server, tmp_path: Path) -> None:
+    [script] = re.findall("<script>(.*?)</script>", server.request("/")[2].decode(), re.DOTALL)
+    (tmp_path / "page.js").write_text(script, encoding="utf-8")
+    asked = {"messages": [{"role": "user", "content": "Bread"}], "stream": True, "mxdraft": True, "seed": 3}
+    asked |= {"temperature": 1.5, "max_tokens": 40, "stream_options": {"include_usage": True}}
+    stream, metrics = server.request(CHAT, asked)[2].decode(), server.request("/metrics")[2].decode()
+    done = subprocess.run(
+        [str(NODE), "-e", IN_NODE, str(tmp_path / "page.js")],
+        input=f"{stream}\0{metrics}",
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["text"] == server.text("Bread", temperature=1.5, seed=3, max_tokens=40)
+    assert found["events"] == [len(events(stream.encode()))] * 2
+    assert stream.endswith(found["rest"] + stream[-10:])
+    assert found["metrics"]["plan_bytes"] > 0
+    assert found["metrics"]["resident_bytes"] > 0
+    assert found["runs"] == [{"origin": o, "text": x} for o, x in (("-", "a"), ("3", "\u00e9"), ("1", "b"))]
 
 
 # ---- Ollama's API ----

@@ -15,6 +15,7 @@ typedef struct path_entry {
 } path_entry;
 
 static const path_entry paths[] = {
+    {HTTP_GET, "/", answer_page, true},
     {HTTP_GET, "/health", answer_health, true},
     {HTTP_GET, "/v1/health", answer_health, true},
     {HTTP_GET, "/v1/models", openai_models, false},

@@ -7,7 +7,7 @@
  *   exchange.c    an answer that is being generated, and how it gets to its connection piece by piece
  *   request.c     what a request's JSON asks for: messages, sampling
  *   openai.c, ollama.c   how each API is asked, and how it words an answer; put.h, logprobs.c
- *   lists.c       health, properties, metrics
+ *   lists.c       health, properties, metrics; page.c, page.html: the page for people
  *   listen.c      sockets of its own, or passed by systemd
  *   scheduler.c   the engine's thread; prefixes.c its prompt cache
  */
@@ -39,6 +39,7 @@ typedef struct connection {
     double deadline;      /* by when there must be progress; it closes then */
     http_request request; /* while busy; its texts are in `in` */
     bool has_head;
+    const char *policy; /* Content-Security-Policy of the answer; NULL: none */
     exchange *exchange; /* NULL: none */
 } connection;
 
