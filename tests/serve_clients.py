@@ -40,6 +40,23 @@ def ask_openai(url: str, model: str, prompt: str, text: str) -> None:
     assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == text
     assert pieces[-1].usage
     assert pieces[-1].usage.completion_tokens == TOKENS
+    response = client.responses.create(model=model, input=prompt, max_output_tokens=TOKENS, temperature=0)
+    assert response.output_text == text
+    with client.responses.stream(
+        model=model, input=[{"role": "user", "content": prompt}], max_output_tokens=TOKENS, temperature=0
+    ) as events:
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == text
+    told = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=TOKENS,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert told.choices[0].logprobs
+    assert len(told.choices[0].logprobs.content or ()) == TOKENS
     try:
         client.chat.completions.create(model=model, messages=[{"role": "user", "content": "x " * 5000}])
     except openai.BadRequestError as error:

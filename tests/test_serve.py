@@ -411,6 +411,65 @@ def test_lists(bundle: Path, server: Server) -> None:
     assert (status, headers["content-length"], body) == (200, "15", b"")
 
 
+# ---- Responses ----
+
+RESPONSES = "/v1/responses"
+
+
+def test_responses_word_the_same_answers(server: Server) -> None:
+    """As n8n's node asks: a text or a list, whole or as events."""
+    text = server.text("Who was rowing?", max_tokens=15, temperature=1.1, seed=4)
+    settings = {"max_output_tokens": 15, "temperature": 1.1, "seed": 4, "store": False, "tools": []}
+    status, _, body = server.request(RESPONSES, {"input": "Who was rowing?"} | settings)
+    whole = json.loads(body)
+    assert (status, whole["object"], whole["status"]) == (200, "response", "incomplete")
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert whole["output"][0]["content"][0]["text"] == text
+    assert whole["usage"]["output_tokens"] == 15
+    parts = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Who was rowing?"}]}
+    ]
+    _, headers, body = server.request(RESPONSES, {"input": parts, "stream": True} | settings)
+    assert headers["content-type"] == "text/event-stream"
+    pieces = [piece.split("\n") for piece in body.decode().split("\n\n") if piece]
+    found = [json.loads(data.removeprefix("data: ")) for _, data in pieces]
+    assert [name.removeprefix("event: ") for name, _ in pieces] == [event["type"] for event in found]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert "".join(event["delta"] for event in found if event["type"].endswith("delta")) == text
+    assert found[-1]["type"] == "response.incomplete"
+    assert found[-1]["response"]["output"] == [
+        whole["output"][0] | {"id": found[-1]["response"]["output"][0]["id"]}
+    ]
+    talk = [{"role": "user", "content": "Hi"}]
+    system = server.text([{"role": "system", "content": "Be brief."}, *talk], max_tokens=8)
+    brief = {"input": talk, "instructions": "Be brief.", "max_output_tokens": 8}
+    assert json.loads(server.request(RESPONSES, brief)[2])["output"][0]["content"][0]["text"] == system
+    fitted = {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}
+    document = json.loads(server.request(RESPONSES, fitted)[2])["output"][0]["content"][0]["text"]
+    assert set(json.loads(document)) == {"colour", "count"}
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"previous_response_id": "resp_1"}, "'previous_response_id': nothing is kept here"),
+        ({"conversation": "conv_1"}, "'conversation': nothing is kept here"),
+        ({"background": True}, "'background'"),
+        ({"tool_choice": "required"}, "'tool_choice'"),
+        ({"input": [{"type": "function_call_output", "output": "1"}]}, "only items of type 'message'"),
+        ({"input": [1]}, "an item of 'input' is not an object"),
+        ({"input": None}, "'input': it has to be a string or an array"),
+        ({"text": {"format": {"type": "xml"}}}, "'text.format'"),
+    ],
+)
+def test_responses_that_cannot_be_given_are_refused(
+    server: Server, members: dict[str, Any], reason: str
+) -> None:
+    status, _, body = server.request(RESPONSES, {"input": "x"} | members)
+    assert status == 400
+    assert reason in json.loads(body)["error"]["message"]
+
+
 # ---- the page ----
 
 NODE = shutil.which("node")

@@ -7,6 +7,7 @@
  *   exchange.c    an answer that is being generated, and how it gets to its connection piece by piece
  *   request.c     what a request's JSON asks for: messages, sampling
  *   openai.c, ollama.c   how each API is asked, and how it words an answer; put.h, logprobs.c
+ *   responses.c   OpenAI's other API for the same: an answer as a list of items
  *   lists.c       health, properties, metrics; page.c, page.html: the page for people
  *   listen.c      sockets of its own, or passed by systemd
  *   scheduler.c   the engine's thread; prefixes.c its prompt cache
