@@ -470,6 +470,55 @@ def test_responses_that_cannot_be_given_are_refused(
     assert reason in json.loads(body)["error"]["message"]
 
 
+# ---- Wyoming ----
+
+
+def event(kind: str, text: str | None = None, apart: bool = False) -> bytes:
+    """An event, with its data in the line or after it."""
+    data = {} if text is None else {"text": text, "language": "en"}
+    encoded = json.dumps(data, ensure_ascii=False).encode()
+    rest = {"data_length": len(encoded)} if apart else {"data": data}
+    return json.dumps({"type": kind, "version": "1.5.2"} | rest).encode() + b"\n" + encoded * apart
+
+
+def test_wyoming_handles_sentences(bundle: Path, server: Server) -> None:
+    """What it answers is what HTTP answers; whatever else comes is passed over, or ends the connection."""
+    with serving(bundle, "--wyoming", "127.0.0.1:0") as both:
+        assert both.process.stderr
+        port = int(both.process.stderr.readline().decode().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as s, s.makefile("rb") as answers:
+            s.sendall(event("describe") + event("audio-start") + event("ping"))
+            info = json.loads(answers.readline())
+            assert (info["type"], info["data"]["handle"][0]["models"][0]["name"]) == ("info", "t")
+            assert json.loads(answers.readline())["type"] == "pong"
+            for i, prompt in enumerate(["Who was rowing?", "Caf\u00e9 \u00fcber"]):
+                for byte in (whole := event("transcript", prompt, apart=i == 1)):
+                    s.sendall(bytes([byte]))
+                assert len(whole) > 20
+                answer = json.loads(answers.readline())
+                assert (answer["type"], answer["data"]["text"]) == ("handled", server.text(prompt))
+            for bad in (event("transcript", "word " * 900), event("transcript")):
+                s.sendall(bad)
+                assert json.loads(answers.readline())["type"] == "not-handled"
+        for junk in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"[1]\n",
+            b'{"type": "x", "data_length": -1}\n',
+            b"{" * 20000,
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as s:
+                s.sendall(junk)
+                assert s.recv(100) == b""
+        assert both.request("/health")[0] == 200
+    for place, reason in (
+        ("0.0.0.0:0", b"--allow-anyone"),
+        ("127.0.0.1", b"HOST:PORT"),
+        (":x", b"HOST:PORT"),
+    ):
+        done = run(C, "serve", "-m", bundle, "--port", "0", "--wyoming", place)
+        assert (done.returncode, reason in done.stderr) == (2, True)
+
+
 # ---- the page ----
 
 NODE = shutil.which("node")
@@ -785,8 +834,18 @@ def test_real_clients() -> None:
     if clients is None:
         pytest.skip("make test-serve runs this")
     bundle, prompt = ROOT / "build" / "smollm2-135m.mxb", "Why is the sky blue?"
-    with serving(bundle, "--draft", "ngram") as server:
+    with serving(bundle, "--draft", "ngram", "--wyoming", "127.0.0.1:0") as server:
+        assert server.process.stderr
+        wyoming = server.process.stderr.readline().decode().split()[-1]
         url, text = f"http://127.0.0.1:{server.port}", generated(bundle, prompt, "-n", "16")
-        command = [ROOT / clients, ROOT / "tests" / "serve_clients.py", url, bundle.stem, prompt, text]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        command = [
+            ROOT / clients,
+            ROOT / "tests" / "serve_clients.py",
+            url,
+            wyoming,
+            bundle.stem,
+            prompt,
+            text,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
