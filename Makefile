@@ -81,7 +81,7 @@ test-train: $(VENV)/installed
 	$(VENV)/bin/pytest -q tests/test_qat.py tests/test_draft_train.py
 
 # Their own environment: these clients bring a hundred packages.
-CLIENTS := openai==3.57.0 ollama==0.6.3 langchain-openai==1.7.4
+CLIENTS := openai==3.57.0 ollama==0.6.3 langchain-openai==1.7.4 wyoming==1.10.2
 
 build/clients/installed: Makefile
 	$(PYTHON) -m venv build/clients

@@ -3,7 +3,7 @@
 
 Each asks for the same answer, whole and streamed, and has to get the text given.
 
-    python serve_clients.py URL MODEL PROMPT TEXT      the text is that of 16 greedy tokens
+    python serve_clients.py URL WYOMING MODEL PROMPT TEXT      the text is that of 16 greedy tokens
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import sys
 import ollama
 import openai
 from langchain_openai import ChatOpenAI
+from wyoming.asr import Transcript
+from wyoming.client import AsyncTcpClient
+from wyoming.handle import Handled
+from wyoming.info import Describe, Info
 
 TOKENS = 16
 
@@ -40,6 +44,23 @@ def ask_openai(url: str, model: str, prompt: str, text: str) -> None:
     assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == text
     assert pieces[-1].usage
     assert pieces[-1].usage.completion_tokens == TOKENS
+    response = client.responses.create(model=model, input=prompt, max_output_tokens=TOKENS, temperature=0)
+    assert response.output_text == text
+    with client.responses.stream(
+        model=model, input=[{"role": "user", "content": prompt}], max_output_tokens=TOKENS, temperature=0
+    ) as events:
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == text
+    told = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=TOKENS,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert told.choices[0].logprobs
+    assert len(told.choices[0].logprobs.content or ()) == TOKENS
     try:
         client.chat.completions.create(model=model, messages=[{"role": "user", "content": "x " * 5000}])
     except openai.BadRequestError as error:
@@ -84,12 +105,25 @@ def ask_ollama(url: str, model: str, prompt: str, text: str) -> None:
     client.pull(model)
 
 
+async def ask_wyoming(place: str, model: str, prompt: str, text: str) -> None:
+    async with AsyncTcpClient.from_uri(place) as client:  # type: ignore[union-attr]
+        await client.write_event(Describe().event())
+        event = await client.read_event()
+        assert event
+        assert [m.name for m in Info.from_event(event).handle[0].models] == [model]
+        await client.write_event(Transcript(prompt).event())
+        event = await client.read_event()
+        assert event
+        assert (Handled.from_event(event).text or "").startswith(text)
+
+
 def main() -> None:
-    url, model, prompt, text = sys.argv[1:]
+    url, wyoming, model, prompt, text = sys.argv[1:]
     ask_openai(url, model, prompt, text)
     asyncio.run(ask_openai_together(url, model, prompt, text))
     ask_langchain(url, model, prompt, text)
     ask_ollama(url, model, prompt, text)
+    asyncio.run(ask_wyoming(wyoming, model, prompt, text))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ strangers are refused; whoever hangs up stops what they asked for."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import json
 import os
@@ -409,6 +411,172 @@ def test_lists(bundle: Path, server: Server) -> None:
     assert (status, headers["content-length"], body) == (200, "15", b"")
 
 
+# ---- Responses ----
+
+RESPONSES = "/v1/responses"
+
+
+def test_responses_word_the_same_answers(server: Server) -> None:
+    """As n8n's node asks: a text or a list, whole or as events."""
+    text = server.text("Who was rowing?", max_tokens=15, temperature=1.1, seed=4)
+    settings = {"max_output_tokens": 15, "temperature": 1.1, "seed": 4, "store": False, "tools": []}
+    status, _, body = server.request(RESPONSES, {"input": "Who was rowing?"} | settings)
+    whole = json.loads(body)
+    assert (status, whole["object"], whole["status"]) == (200, "response", "incomplete")
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert whole["output"][0]["content"][0]["text"] == text
+    assert whole["usage"]["output_tokens"] == 15
+    parts = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Who was rowing?"}]}
+    ]
+    _, headers, body = server.request(RESPONSES, {"input": parts, "stream": True} | settings)
+    assert headers["content-type"] == "text/event-stream"
+    pieces = [piece.split("\n") for piece in body.decode().split("\n\n") if piece]
+    found = [json.loads(data.removeprefix("data: ")) for _, data in pieces]
+    assert [name.removeprefix("event: ") for name, _ in pieces] == [event["type"] for event in found]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert "".join(event["delta"] for event in found if event["type"].endswith("delta")) == text
+    assert found[-1]["type"] == "response.incomplete"
+    assert found[-1]["response"]["output"] == [
+        whole["output"][0] | {"id": found[-1]["response"]["output"][0]["id"]}
+    ]
+    talk = [{"role": "user", "content": "Hi"}]
+    system = server.text([{"role": "system", "content": "Be brief."}, *talk], max_tokens=8)
+    brief = {"input": talk, "instructions": "Be brief.", "max_output_tokens": 8}
+    assert json.loads(server.request(RESPONSES, brief)[2])["output"][0]["content"][0]["text"] == system
+    fitted = {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}
+    document = json.loads(server.request(RESPONSES, fitted)[2])["output"][0]["content"][0]["text"]
+    assert set(json.loads(document)) == {"colour", "count"}
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"previous_response_id": "resp_1"}, "'previous_response_id': nothing is kept here"),
+        ({"conversation": "conv_1"}, "'conversation': nothing is kept here"),
+        ({"background": True}, "'background'"),
+        ({"tool_choice": "required"}, "'tool_choice'"),
+        ({"input": [{"type": "function_call_output", "output": "1"}]}, "only items of type 'message'"),
+        ({"input": [1]}, "an item of 'input' is not an object"),
+        ({"input": None}, "'input': it has to be a string or an array"),
+        ({"text": {"format": {"type": "xml"}}}, "'text.format'"),
+    ],
+)
+def test_responses_that_cannot_be_given_are_refused(
+    server: Server, members: dict[str, Any], reason: str
+) -> None:
+    status, _, body = server.request(RESPONSES, {"input": "x"} | members)
+    assert status == 400
+    assert reason in json.loads(body)["error"]["message"]
+
+
+# ---- Wyoming ----
+
+
+def event(kind: str, text: str | None = None, apart: bool = False) -> bytes:
+    """An event, with its data in the line or after it."""
+    data = {} if text is None else {"text": text, "language": "en"}
+    encoded = json.dumps(data, ensure_ascii=False).encode()
+    rest = {"data_length": len(encoded)} if apart else {"data": data}
+    return json.dumps({"type": kind, "version": "1.5.2"} | rest).encode() + b"\n" + encoded * apart
+
+
+def test_wyoming_handles_sentences(bundle: Path, server: Server) -> None:
+    """What it answers is what HTTP answers; whatever else comes is passed over, or ends the connection."""
+    with serving(bundle, "--wyoming", "127.0.0.1:0") as both:
+        assert both.process.stderr
+        port = int(both.process.stderr.readline().decode().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as s, s.makefile("rb") as answers:
+            s.sendall(event("describe") + event("audio-start") + event("ping"))
+            info = json.loads(answers.readline())
+            assert (info["type"], info["data"]["handle"][0]["models"][0]["name"]) == ("info", "t")
+            assert json.loads(answers.readline())["type"] == "pong"
+            for i, prompt in enumerate(["Who was rowing?", "Caf\u00e9 \u00fcber"]):
+                for byte in (whole := event("transcript", prompt, apart=i == 1)):
+                    s.sendall(bytes([byte]))
+                assert len(whole) > 20
+                answer = json.loads(answers.readline())
+                assert (answer["type"], answer["data"]["text"]) == ("handled", server.text(prompt))
+            for bad in (event("transcript", "word " * 900), event("transcript")):
+                s.sendall(bad)
+                assert json.loads(answers.readline())["type"] == "not-handled"
+        for junk in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"[1]\n",
+            b'{"type": "x", "data_length": -1}\n',
+            b"{" * 20000,
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as s:
+                s.sendall(junk)
+                assert s.recv(100) == b""
+        assert both.request("/health")[0] == 200
+    for place, reason in (
+        ("0.0.0.0:0", b"--allow-anyone"),
+        ("127.0.0.1", b"HOST:PORT"),
+        (":x", b"HOST:PORT"),
+    ):
+        done = run(C, "serve", "-m", bundle, "--port", "0", "--wyoming", place)
+        assert (done.returncode, reason in done.stderr) == (2, True)
+
+
+# ---- the page ----
+
+NODE = shutil.which("node")
+# Runs what the page does without a browser, and prints it as JSON.
+IN_NODE = """
+const page = require(process.argv[1]), stream = require("fs").readFileSync(0, "utf8").split("\\0");
+const [rest, events] = page.takeEvents(stream[0].slice(0, -10)), [, whole] = page.takeEvents(stream[0]);
+const text = whole.filter((e) => e.choices.length).map((e) => page.runs(e.choices[0].delta.content || "",
+  e.mxdraft ? e.mxdraft.origins : "").map((run) => run.text).join("")).join("");
+const metrics = page.parseMetrics(stream[1]);
+console.log(JSON.stringify({ text, rest, metrics, events: [events.length, whole.length],
+  runs: page.runs("a\u00e9b", "-331") }));
+"""
+
+
+def test_the_page_needs_nothing_else(server: Server) -> None:
+    """Whatever it is told to load, the policy lets it run only its own script, and ask only this server."""
+    status, headers, body = server.request("/")
+    page = body.decode()
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert page == (ROOT / "runtime/serve/page.html").read_text(encoding="utf-8")
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    for tag in ("script", "style"):
+        [text] = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|\bon[a-z]+=|style=|innerHTML|\beval\b", page)
+    assert "content-security-policy" not in server.request("/health")[1]
+    header = run((sys.executable,), ROOT / "runtime/tools/make_page.py").stdout
+    assert header == (ROOT / "runtime/serve/page_html.h").read_bytes(), "run runtime/tools/make_page.py"
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node")
+def test_the_page_reads_what_the_server_says(server: Server, tmp_path: Path) -> None:
+    [script] = re.findall("<script>(.*?)</script>", server.request("/")[2].decode(), re.DOTALL)
+    (tmp_path / "page.js").write_text(script, encoding="utf-8")
+    asked = {"messages": [{"role": "user", "content": "Bread"}], "stream": True, "mxdraft": True, "seed": 3}
+    asked |= {"temperature": 1.5, "max_tokens": 40, "stream_options": {"include_usage": True}}
+    stream, metrics = server.request(CHAT, asked)[2].decode(), server.request("/metrics")[2].decode()
+    done = subprocess.run(
+        [str(NODE), "-e", IN_NODE, str(tmp_path / "page.js")],
+        input=f"{stream}\0{metrics}",
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["text"] == server.text("Bread", temperature=1.5, seed=3, max_tokens=40)
+    assert found["events"] == [len(events(stream.encode()))] * 2
+    assert stream.endswith(found["rest"] + stream[-10:])
+    assert found["metrics"]["plan_bytes"] > 0
+    assert found["metrics"]["resident_bytes"] > 0
+    assert found["runs"] == [{"origin": o, "text": x} for o, x in (("-", "a"), ("3", "\u00e9"), ("1", "b"))]
+
+
 # ---- Ollama's API ----
 
 
@@ -666,8 +834,18 @@ def test_real_clients() -> None:
     if clients is None:
         pytest.skip("make test-serve runs this")
     bundle, prompt = ROOT / "build" / "smollm2-135m.mxb", "Why is the sky blue?"
-    with serving(bundle, "--draft", "ngram") as server:
+    with serving(bundle, "--draft", "ngram", "--wyoming", "127.0.0.1:0") as server:
+        assert server.process.stderr
+        wyoming = server.process.stderr.readline().decode().split()[-1]
         url, text = f"http://127.0.0.1:{server.port}", generated(bundle, prompt, "-n", "16")
-        command = [ROOT / clients, ROOT / "tests" / "serve_clients.py", url, bundle.stem, prompt, text]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        command = [
+            ROOT / clients,
+            ROOT / "tests" / "serve_clients.py",
+            url,
+            wyoming,
+            bundle.stem,
+            prompt,
+            text,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,7 @@ enum { DRAFT_ALL = MXD_DRAFT_MODEL + 1 };
 /* The values of all options. */
 typedef struct settings {
     const char *bundle, *text, *file, *system, *csv, *json, *schema;
-    const char *host, *api_key_file, *cors, *alias;
+    const char *host, *api_key_file, *cors, *alias, *wyoming;
     const char *stops[MAX_STOPS];
     uint64_t stop_count;
     uint64_t limit, threads, ctx, top_k, seed, chunk, prompt_tokens, repeat, draft_max, catch_up;

@@ -134,6 +134,7 @@ static const option serve_options[] = {
     WHOLE_OPTION("--port", port, 0, 65535, "8080", "Port to listen on; 0 = a free one."),
     TEXT_OPTION("--api-key-file", api_key_file, "FILE", "Ask for the key that is this file's first line."),
     FLAG_OPTION("--allow-anyone", allow_anyone, "Listen on the network without a key."),
+    TEXT_OPTION("--wyoming", wyoming, "HOST:PORT", "Also answer voice assistants there, by Wyoming's events."),
     TEXT_OPTION("--cors", cors, "ORIGIN", "Let pages of this origin ask; * = any."),
     TEXT_OPTION("--alias", alias, "NAME", "Name of the model; unset: its file's."),
     WHOLE_OPTION("--parallel", parallel, 1, 32, "4", "Most answers at once; fewer if memory is short."),

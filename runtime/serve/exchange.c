@@ -84,7 +84,7 @@ static void advance_choice(server *s, connection *c, choice *h) {
     uint64_t before = h->news.tokens;
     scheduler_news(s->scheduler, h->job, &h->news);
     h->done = h->news.done;
-    if (!e->streamed || e->calls_tool) {
+    if (!e->streamed || e->calls_tool || e->dialect->keeps_text) {
         append(&h->text, h->news.text.data, h->news.text.length);
         append(&h->told, h->news.told.data, h->news.told.length);
     }
@@ -93,6 +93,7 @@ static void advance_choice(server *s, connection *c, choice *h) {
         mxd_json_writer_init(&piece, ANSWER_BYTES);
         e->dialect->piece(e, h, &piece);
         stream_piece(c, piece.data, piece.len);
+        e->pieces += piece.len > 0;
         mxd_json_writer_free(&piece);
     }
     h->characters += count_characters(e, &h->news.told);

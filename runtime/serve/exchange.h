@@ -21,6 +21,7 @@ typedef struct choice {
 /* How a protocol words an answer. Each function appends to *out. */
 typedef struct dialect {
     const char *type;                                       /* of a stream */
+    bool keeps_text;                                        /* for the end of a stream */
     void (*begin)(const exchange *e, mxd_json_writer *out); /* a stream; NULL: with nothing */
     void (*piece)(const exchange *e, const choice *c,
                   mxd_json_writer *out);                    /* news of a choice; c->done: the last ones */
@@ -39,6 +40,7 @@ struct exchange {
     uint64_t seed; /* of the first choice; the others count up from it */
     size_t prompt_tokens;
     bool streamed, with_usage, with_origins, begun;
+    uint64_t pieces; /* of the stream, until now */
     bool calls_tool; /* its text is shown when it is whole */
     uint32_t told;   /* entries for each token (logprobs.h); 0: none */
     const mxd_model *tokenizer;

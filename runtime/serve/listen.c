@@ -74,9 +74,33 @@ static int passed_sockets(void) {
     return n > 0 && n <= MOST_LISTENERS ? (int)n : 0;
 }
 
+/* Listen for Wyoming at "HOST:PORT". It has no keys, so off this machine everybody may ask. */
+static int listen_for_wyoming(server *s, const char *place) {
+    const char *colon = strrchr(place, ':');
+    char *end, host[INET6_ADDRSTRLEN];
+    unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
+    size_t length = colon ? (size_t)(colon - place) : 0;
+    bool brackets = length > 2 && place[0] == '[' && place[length - 1] == ']';
+    if (!colon || end == colon + 1 || *end || port > UINT16_MAX || length >= sizeof host)
+        return fail(EXIT_USAGE, "--wyoming '%s': expected HOST:PORT", place);
+    snprintf(host, sizeof host, "%.*s", (int)(brackets ? length - 2 : length), place + brackets);
+    bool others_loopback = s->loopback_only;
+    s->loopback_only = true;
+    s->wyoming_listener = s->listener_count;
+    int code = listen_at(s, host, port);
+    if (!code && !s->loopback_only && !s->settings->allow_anyone)
+        return fail(EXIT_USAGE,
+                    "--wyoming %s: everybody on the network could use it, for it has no keys: give "
+                    "--allow-anyone if that is meant",
+                    place);
+    s->loopback_only = others_loopback; /* what this tells is of HTTP */
+    return code;
+}
+
 int open_listeners(server *s) {
     const settings *set = s->settings;
     int code = EXIT_DONE, passed = passed_sockets();
+    s->wyoming_listener = MOST_LISTENERS;
     s->loopback_only = true;
     for (int i = 0; !code && i < passed; i++) code = add_listener(s, FIRST_PASSED + i);
     if (!code && passed == 0) code = listen_at(s, set->host, set->port);
@@ -84,7 +108,7 @@ int open_listeners(server *s) {
     if (!s->loopback_only && !s->api_key && !set->allow_anyone)
         return fail(EXIT_USAGE, "everybody on the network could use this server: give --api-key-file FILE, or "
                                 "--allow-anyone if that is meant");
-    return EXIT_DONE;
+    return set->wyoming ? listen_for_wyoming(s, set->wyoming) : EXIT_DONE;
 }
 
 void announce_listeners(const server *s) {
@@ -92,13 +116,14 @@ void announce_listeners(const server *s) {
         address a = {0};
         socklen_t size = sizeof a;
         char host[INET6_ADDRSTRLEN] = "";
+        const char *scheme = i == s->wyoming_listener ? "tcp" : "http";
         if (getsockname(s->listeners[i], &a.any, &size)) continue;
         if (a.any.sa_family == AF_INET) {
             inet_ntop(AF_INET, &a.v4.sin_addr, host, sizeof host);
-            note("listening on http://%s:%u", host, (unsigned)ntohs(a.v4.sin_port));
+            note("listening on %s://%s:%u", scheme, host, (unsigned)ntohs(a.v4.sin_port));
         } else if (a.any.sa_family == AF_INET6) {
             inet_ntop(AF_INET6, &a.v6.sin6_addr, host, sizeof host);
-            note("listening on http://[%s]:%u", host, (unsigned)ntohs(a.v6.sin6_port));
+            note("listening on %s://[%s]:%u", scheme, host, (unsigned)ntohs(a.v6.sin6_port));
         } else {
             note("listening on a socket that was passed");
         }

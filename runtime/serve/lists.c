@@ -2,9 +2,11 @@
 #include "lists.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "../src/machine.h"
 #include "openai.h"
 #include "put.h"
 #include "request.h"
@@ -55,14 +57,21 @@ void answer_metrics(server *s, connection *c) {
         {"steps_total", "counter", "Engine steps.", (double)t.steps},
         {"busy_seconds_total", "counter", "Time spent in engine steps.", t.busy_s},
         {"running", "gauge", "Answers being generated.", t.running},
+        {"parallel", "gauge", "Most answers at once.", t.parallel},
         {"queued", "gauge", "Answers that wait for their turn.", t.queued},
         {"parked", "gauge", "Sequences kept by the prompt cache.", t.parked},
         {"connections", "gauge", "Open connections.", s->connection_count},
         {"plan_bytes", "gauge", "Memory plan.", (double)s->plan->total},
+        {"resident_bytes", "gauge", "Memory in use.", (double)mxd_rss()},
         {"uptime_seconds", "gauge", "Time since the start.", clock_seconds() - s->started},
     };
     for (size_t i = 0; i < sizeof metrics / sizeof *metrics; i++)
         add_metric(&body, metrics[i].name, metrics[i].type, metrics[i].help, metrics[i].value);
+    double temperature = mxd_temperature();
+    int64_t flags = mxd_throttle_flags();
+    if (!isnan(temperature))
+        add_metric(&body, "temperature_celsius", "gauge", "The hottest thermal zone.", temperature);
+    if (flags >= 0) add_metric(&body, "throttle_flags", "gauge", "vcgencmd get_throttled.", (double)flags);
     respond(s, c, 200, "text/plain; version=0.0.4; charset=utf-8", body.data, body.length);
     free(body.data);
 }

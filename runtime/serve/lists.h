@@ -5,6 +5,8 @@
 
 #include "server.h"
 
+/* Answer with the page for people: page.html, as page_html.h has it. */
+void answer_page(server *s, connection *c);
 void answer_health(server *s, connection *c);
 void answer_props(server *s, connection *c);
 void answer_metrics(server *s, connection *c);

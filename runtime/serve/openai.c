@@ -12,7 +12,7 @@
 
 /* ---- what both kinds of answer share ---- */
 
-static void put_error(int status, const char *message, const char *code, mxd_json_writer *w) {
+void openai_error(int status, const char *message, const char *code, mxd_json_writer *w) {
     mxd_json_open(w, '{');
     put_open(w, "error", '{');
     put_text(w, "message", message);
@@ -40,7 +40,7 @@ static void close_event(mxd_json_writer *w) {
 static void put_fault(const exchange *e, const char *message, mxd_json_writer *w) {
     (void)e;
     open_event(w);
-    put_error(500, message, "generation_failed", w);
+    openai_error(500, message, "generation_failed", w);
     close_event(w);
 }
 
@@ -191,7 +191,7 @@ const dialect openai_chat_dialect = {.type = "text/event-stream",
                                      .end = end_chat,
                                      .whole = whole_chat,
                                      .fault = put_fault,
-                                     .error = put_error};
+                                     .error = openai_error};
 
 /* ---- completions ---- */
 
@@ -238,7 +238,7 @@ static const dialect completion_dialect = {.type = "text/event-stream",
                                            .end = end_completion,
                                            .whole = whole_completion,
                                            .fault = put_fault,
-                                           .error = put_error};
+                                           .error = openai_error};
 
 /* ---- requests ---- */
 

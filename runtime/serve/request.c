@@ -14,6 +14,10 @@ static bool refuse_error(ask *a, const mxd_error *error) {
 }
 
 bool ask_open(ask *a, server *s, connection *c, const dialect *d) {
+    return ask_open_text(a, s, c, d, c->in.data + c->request.head_bytes, c->request.body_bytes);
+}
+
+bool ask_open_text(ask *a, server *s, connection *c, const dialect *d, const char *text, size_t length) {
     const settings *set = s->settings;
     mxd_error error;
     *a = (ask){.server = s, .connection = c, .dialect = d};
@@ -28,8 +32,7 @@ bool ask_open(ask *a, server *s, connection *c, const dialect *d) {
     a->wish.sampling.ignore_eos = set->ignore_eos;
     a->wish.sampling.stop_count = (uint32_t)set->stop_count;
     memcpy(a->wish.stops, set->stops, set->stop_count * sizeof *set->stops);
-    if (mxd_json_parse(c->in.data + c->request.head_bytes, c->request.body_bytes, &a->json, &error))
-        return REFUSE(a, "the body is not JSON: %s", error.message);
+    if (mxd_json_parse(text, length, &a->json, &error)) return REFUSE(a, "the body is not JSON: %s", error.message);
     if (!mxd_json_is(&a->json, 0, MXD_JSON_OBJECT)) return REFUSE(a, "the body is not a JSON object");
     return true;
 }

@@ -20,6 +20,8 @@ typedef struct ask {
 
 /* Parse the body and take the server's settings as what is wished for. Call ask_free() also after a failure. */
 bool ask_open(ask *a, server *s, connection *c, const dialect *d);
+/* The same with text[length] in place of the body. */
+bool ask_open_text(ask *a, server *s, connection *c, const dialect *d, const char *text, size_t length);
 void ask_free(ask *a);
 
 /* Read a member of the object `node`: leave *out as it is if it is not there. */

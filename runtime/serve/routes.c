@@ -15,6 +15,7 @@ typedef struct path_entry {
 } path_entry;
 
 static const path_entry paths[] = {
+    {HTTP_GET, "/", answer_page, true},
     {HTTP_GET, "/health", answer_health, true},
     {HTTP_GET, "/v1/health", answer_health, true},
     {HTTP_GET, "/v1/models", openai_models, false},
@@ -22,6 +23,7 @@ static const path_entry paths[] = {
     {HTTP_POST, "/v1/chat/completions", openai_chat, false},
     {HTTP_POST, "/chat/completions", openai_chat, false},
     {HTTP_POST, "/v1/completions", openai_completions, false},
+    {HTTP_POST, "/v1/responses", openai_responses, false},
     {HTTP_POST, "/tokenize", answer_tokenize, false},
     {HTTP_GET, "/props", answer_props, false},
     {HTTP_GET, "/metrics", answer_metrics, false},

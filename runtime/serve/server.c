@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "exchange.h"
+#include "wyoming.h"
 
 /* How long a connection may take, in seconds. */
 static const double HEAD_S = 15, BODY_S = 30, IDLE_S = 75, WRITE_S = 30, LINGER_S = 2;
@@ -60,7 +61,8 @@ static void accept_connection(server *s, uint32_t listener) {
     int yes = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     connection *c = allocate(sizeof *c);
-    *c = (connection){.fd = fd, .deadline = clock_seconds() + HEAD_S};
+    *c = (connection){
+        .fd = fd, .speaks_wyoming = listener == s->wyoming_listener, .deadline = clock_seconds() + HEAD_S};
     s->connections[s->connection_count++] = c;
 }
 
@@ -75,6 +77,7 @@ static void append_head(const server *s, connection *c, int status, const char *
                     "Content-Type\r\nAccess-Control-Allow-Methods: GET, POST\r\n",
                     s->settings->cors);
     }
+    if (c->policy) append_text(&c->out, "Content-Security-Policy: %s\r\nReferrer-Policy: no-referrer\r\n", c->policy);
     if (status == 401) append_text(&c->out, "WWW-Authenticate: Bearer\r\n");
     if (status == 503) append_text(&c->out, "Retry-After: 5\r\n");
     append_text(&c->out, "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n%s",
@@ -83,6 +86,10 @@ static void append_head(const server *s, connection *c, int status, const char *
 
 void respond(server *s, connection *c, int status, const char *type, const char *body, size_t length) {
     s->refused += status >= 400;
+    if (c->speaks_wyoming) {
+        append(&c->out, body, length);
+        return;
+    }
     append_head(s, c, status, type);
     append_text(&c->out, "Content-Length: %zu\r\n\r\n", length);
     if (c->request.method != HTTP_HEAD) append(&c->out, body, length);
@@ -130,6 +137,10 @@ static size_t bodies(const server *s) {
 static void take_request(server *s, connection *c) {
     const char *why = NULL;
     if (c->busy || c->in.length == 0) return;
+    if (c->speaks_wyoming) {
+        wyoming_take(s, c);
+        return;
+    }
     int status = http_read_head(c->in.data, c->in.length, BODY_BYTES, &c->request, &why);
     if (status == 0) return;
     if (status > 1) {
@@ -167,6 +178,7 @@ static void next_request(connection *c) {
     c->sent = c->out.length = 0;
     c->busy = c->has_head = false;
     c->request = (http_request){0};
+    c->policy = NULL;
     c->deadline = clock_seconds() + (c->in.length > 0 ? HEAD_S : IDLE_S);
 }
 

@@ -7,7 +7,9 @@
  *   exchange.c    an answer that is being generated, and how it gets to its connection piece by piece
  *   request.c     what a request's JSON asks for: messages, sampling
  *   openai.c, ollama.c   how each API is asked, and how it words an answer; put.h, logprobs.c
- *   lists.c       health, properties, metrics
+ *   responses.c   OpenAI's other API for the same: an answer as a list of items
+ *   wyoming.c     the same for voice assistants, without HTTP
+ *   lists.c       health, properties, metrics; page.c, page.html: the page for people
  *   listen.c      sockets of its own, or passed by systemd
  *   scheduler.c   the engine's thread; prefixes.c its prompt cache
  */
@@ -30,7 +32,8 @@ typedef struct exchange exchange;
 
 typedef struct connection {
     int fd;
-    bool busy; /* a request is being answered: nothing more is read */
+    bool busy;           /* a request is being answered: nothing more is read */
+    bool speaks_wyoming; /* events in place of HTTP: an answer is its body alone */
     bool chunked, close_after;
     bool
         lingers; /* the answer is sent; what the client still sends is read and forgotten, so that it sees the answer */
@@ -39,6 +42,7 @@ typedef struct connection {
     double deadline;      /* by when there must be progress; it closes then */
     http_request request; /* while busy; its texts are in `in` */
     bool has_head;
+    const char *policy; /* Content-Security-Policy of the answer; NULL: none */
     exchange *exchange; /* NULL: none */
 } connection;
 
@@ -57,7 +61,8 @@ typedef struct server {
     uint64_t requests, refused; /* since the start */
     int listeners[MOST_LISTENERS];
     uint32_t listener_count;
-    int wake[2]; /* the scheduler writes, poll() waits */
+    uint32_t wyoming_listener; /* which of them speaks Wyoming; MOST_LISTENERS: none */
+    int wake[2];               /* the scheduler writes, poll() waits */
     connection *connections[MOST_CONNECTIONS];
     uint32_t connection_count, most_connections;
 } server;

@@ -199,16 +199,25 @@ uint64_t mxd_memory_available(uint64_t mapped) {
     return space < available ? space : available;
 }
 
-uint64_t mxd_peak_rss(void) {
-    /* Not getrusage: its peak survives exec, so it would show that of whoever started this program. */
+/* Return a number of /proc/self/status in bytes, 0 if unknown; `format` reads KiB. */
+static uint64_t status_bytes(const char *format) {
     FILE *f = fopen("/proc/self/status", "re");
     if (!f) return 0;
     char line[256];
     unsigned long long kib = 0;
     while (fgets(line, sizeof line, f))
-        if (sscanf(line, "VmHWM: %llu", &kib) == 1) break;
+        if (sscanf(line, format, &kib) == 1) break;
     fclose(f);
     return kib * 1024;
+}
+
+uint64_t mxd_peak_rss(void) {
+    /* Not getrusage: its peak survives exec, so it would show that of whoever started this program. */
+    return status_bytes("VmHWM: %llu");
+}
+
+uint64_t mxd_rss(void) {
+    return status_bytes("VmRSS: %llu");
 }
 
 uint64_t mxd_last_level_cache(void) {

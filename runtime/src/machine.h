@@ -10,6 +10,8 @@
 uint64_t mxd_memory_available(uint64_t mapped);
 /* Return the most bytes this process ever had in memory, 0 if unknown. */
 uint64_t mxd_peak_rss(void);
+/* Return the bytes that it has in memory now, 0 if unknown. */
+uint64_t mxd_rss(void);
 /* Return the bytes of the first CPU's largest cache, 0 if unknown. */
 uint64_t mxd_last_level_cache(void);
 /* Return the temperature of the hottest thermal zone in degrees Celsius, NaN if there is none. */

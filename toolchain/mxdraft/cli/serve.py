@@ -36,6 +36,9 @@ class _KeepsArguments(click.Command):
 @click.option("--port", type=whole(0, 65535), default="8080", help="Port to listen on; 0 = a free one.")
 @click.option("--api-key-file", metavar="FILE", help="Ask for the key that is this file's first line.")
 @click.option("--allow-anyone", is_flag=True, help="Listen on the network without a key.")
+@click.option(
+    "--wyoming", metavar="HOST:PORT", help="Also answer voice assistants there, by Wyoming's events."
+)
 @click.option("--cors", metavar="ORIGIN", help="Let pages of this origin ask; * = any.")
 @click.option("--alias", metavar="NAME", help="Name of the model; unset: its file's.")
 @click.option(
