@@ -182,6 +182,10 @@ def failure(tests: tuple[str, ...]) -> str:
         "MXDRAFT_LIBRARY": str(TREE / "build" / "host" / "libmxdraft.so"),
     }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    command += [
+        "-k",
+        "not nothing_reads",
+    ]  # these compile a library of their own, and run tests that run here anyway
     process = subprocess.Popen(
         [*command, *(f"tests/{test}" for test in tests)],
         cwd=TREE,
@@ -220,10 +224,10 @@ def noticed_by(mutation: Mutation) -> str:
 
 def check_baseline(mutations: list[Mutation]) -> None:
     """Without a mutation every test must pass, or failing would say nothing."""
-    for tests in dict.fromkeys(mutation.tests for mutation in mutations):
-        failed = failure(tests)
-        if failed:
-            raise SystemExit(f"without a mutation: {failed}")
+    every = dict.fromkeys(test for mutation in mutations for test in mutation.tests)
+    failed = failure(tuple(sorted(every)))  # fuzz/api.c is the first
+    if failed:
+        raise SystemExit(f"without a mutation: {failed}")
 
 
 def main() -> None:
