@@ -27,7 +27,7 @@ SECONDS ?= 60
 # Of bench-peers: base is compared with llama.cpp's Q4_0, full with Q8_0.
 PRECISION ?= base
 
-.PHONY: help demo test unit fuzz fuzz-coverage test-deploy test-serve soak mutate soak-serve test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
+.PHONY: help demo test unit fuzz fuzz-coverage test-deploy test-serve soak races mutate soak-serve test-train lint format analyze verify bench bench-peers build deploy rollback status emulated-pi clean
 .DELETE_ON_ERROR:
 
 help:
@@ -47,6 +47,7 @@ help:
 	@echo "make bench-peers         the same compared with llama.cpp, which it builds first (PRECISION=full, JSON=FILE, PROMPTS=FILE)"
 	@echo "make fuzz SECONDS=600     each fuzzer for so long, with red zones around all memory"
 	@echo "make fuzz-coverage       what the fuzzers reach, in lines and branches"
+	@echo "make races SECONDS=60     ThreadSanitizer on engines, sequences and the soak"
 	@echo "make mutate              break the C code in many small ways and see that a test notices (an hour)"
 	@echo "make soak SECONDS=7200    48 sequences that join and leave: texts, memory and descriptors"
 	@echo "make lint                ruff, clang-format, codespell, mypy --strict"
@@ -67,6 +68,11 @@ fuzz: $(BUNDLE)
 
 fuzz-coverage: $(VENV)/installed
 	$(VENV)/bin/python tests/fuzzers.py $(SECONDS)
+
+# ThreadSanitizer: engines that share a tuner, costs of several sequences, copies, and the soak.
+races: $(VENV)/installed
+	$(VENV)/bin/pytest -q tests/test_limits.py tests/test_tuner.py -k "cache_of_each or data_race or stay_whole"
+	MXDRAFT_SOAK_FLAGS="-g -fsanitize=thread -Wno-tsan" MXDRAFT_SOAK_SECONDS=$(SECONDS) $(VENV)/bin/pytest -q -s tests/test_fuzz.py -k soak
 
 # About an hour.
 mutate: $(VENV)/installed

@@ -83,7 +83,7 @@ def sources_of(program: str) -> list[Path]:
 
 def make_bundles(plain: Path, folder: Path) -> list[Path]:
     """Fixture T, ``plain``; T with everything that a bundle may hold; small ones with other tokenizers."""
-    bundles = [plain, _full_bundle(plain, folder)]
+    bundles = [plain, full_bundle(plain, folder)]
     for pre_tokenizer in _PRE_TOKENIZERS:
         small = tiny.checkpoint(pre_tokenizer=pre_tokenizer, layers=1, hidden=32, ffn=32, heads=1, kv_heads=1)
         export_model(small, folder / pre_tokenizer)
@@ -92,7 +92,7 @@ def make_bundles(plain: Path, folder: Path) -> list[Path]:
     return bundles
 
 
-def _full_bundle(plain: Path, folder: Path) -> Path:
+def full_bundle(plain: Path, folder: Path) -> Path:
     data = plain.read_bytes()
     config = Bundle(data).config
     documents = [np.random.default_rng(1).integers(0, config.vocab, 200).tolist(), [5, 6, 7, 8] * 15]

@@ -477,6 +477,6 @@ def _schedule_lies(good: bytes) -> Iterator[Case]:
     for recent in (0, 33, 4128, 2**32 - 32):
         yield f"schedule_recent_{recent}", lie(recent=recent), "SCHEDULE"
     yield "schedule_layer", lie(monitored_layer=Bundle(good).config.layers), "SCHEDULE"
-    ascending = (*truth.thresholds[:-1], truth.thresholds[0] + 1)
+    ascending = (*truth.thresholds[:-1], truth.thresholds[-2] + 0.01)
     yield "schedule_thresholds_ascend", lie(thresholds=ascending), "SCHEDULE"
     yield "schedule_threshold_nan", lie(thresholds=(nan, *truth.thresholds[1:])), "SCHEDULE"

@@ -56,5 +56,6 @@ def test_fuzz(fuzz: Fuzzer, fuzzer: Callable[[str], Path], bundles: list[Path]) 
 
 
 def test_soak(bundles: list[Path], tmp_path: Path) -> None:
-    program = compile_c(["gcc"], tmp_path / "soak", "-O1", "tests/c/soak.c", *sources("library"), "-lm")
+    command = ["gcc", *os.environ.get("MXDRAFT_SOAK_FLAGS", "").split()]
+    program = compile_c(command, tmp_path / "soak", "-O1", "tests/c/soak.c", *sources("library"), "-lm")
     assert subprocess.run([program, SOAK_SECONDS, *bundles[:2]], cwd=REPOSITORY, check=False).returncode == 0

@@ -15,7 +15,7 @@ def test_every_mutation_applies_exactly_once() -> None:
         text = (mutate.REPOSITORY / mutation.path).read_text(encoding="utf-8")
         assert mutation.apply(text) != text, mutation
         for test in mutation.tests:
-            assert Path(__file__).with_name(test.split("::")[0]).exists(), test
+            assert (Path(__file__).parent / test.split("::")[0]).exists(), test
     assert len(table) >= 100
     assert len({mutation.key for mutation in table}) == len(table)
     assert len({mutation.file for mutation in table}) >= 20

@@ -149,7 +149,13 @@ def test_evaluate_origin_reports_every_resource(
     asked = ["-m", str(known), "--quick", "-t", "1", "--json", str(out), "--plot", str(plot)]
     cli.main(["evaluate", "origin", *asked], standalone_mode=False)
     found = json.loads(out.read_text(encoding="utf-8"))
-    assert -1 <= found["precision"]["repaired_at_20pct"] <= 1
+    (at_20,) = (
+        rule
+        for rule in found["precision"]["rules"]
+        if (rule["control"], rule["fraction"], rule["catch_up"]) == ("calibrated", 0.2, 16)
+    )
+    missing = [1 - found["precision"]["base"]["agreement"], 1 - at_20["agreement"]]
+    assert found["precision"]["repaired_at_20pct"] == pytest.approx(1 - missing[1] / missing[0])
     assert set(found["batch48"]) == {"acceptance", "of_none", "of_fixed"}
     assert 4 < found["memory"]["tiered_bits_per_value"] < 8.3
     assert 0 <= found["identification"]["accuracy"] <= 1

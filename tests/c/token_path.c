@@ -144,15 +144,16 @@ int main(int argc, char **argv) {
     unsigned long made[] = {allocations - opening, locks - before[0], waits - before[1], wakes - before[2]};
 
     size_t tokens;
-    unsigned long long drafted = 0;
+    unsigned long long drafted = 0, accepted = 0; /* of all; of the first, as its tokens are */
     mxd_seq_tokens(seqs[0], &tokens);
     for (size_t i = 0; i < count; i++) {
         mxd_stats stats;
         mxd_seq_get_stats(seqs[i], &stats);
         drafted += stats.drafted;
+        if (i == 0) accepted = stats.accepted;
     }
-    printf("tokens %zu\ndrafted %llu\nopening %lu\nallocations %lu\nlocks %lu\nwaits %lu\nwakes %lu\n", tokens, drafted,
-           opening, made[0], made[1], made[2], made[3]);
+    printf("tokens %zu\naccepted %llu\ndrafted %llu\nopening %lu\nallocations %lu\nlocks %lu\nwaits %lu\nwakes %lu\n",
+           tokens, accepted, drafted, opening, made[0], made[1], made[2], made[3]);
     for (size_t i = 0; i < count; i++) mxd_seq_close(&seqs[i]);
     mxd_engine_close(&engine);
     mxd_model_close(&model);
