@@ -4,7 +4,7 @@
     python -m bench.second_turn build/host/mxdraft build/smollm2-135m.mxb [TOKENS] [REPEATS]
 
 Two servers take turns at the same second turns: one that has answered the first turn, and one that keeps
-nothing. Each conversation is another one, some TOKENS (1000) long before its second question. Prints the times
+nothing. Each conversation is another one, some TOKENS (1000) long before its second question. Prints times
 to the first token and their ratio; ends with 1 if an answer differs.
 """
 
