@@ -87,7 +87,7 @@ test-train: $(VENV)/installed
 	$(VENV)/bin/pytest -q tests/test_qat.py tests/test_draft_train.py
 
 # Their own environment: these clients bring a hundred packages.
-CLIENTS := openai==3.57.0 ollama==0.6.3 langchain-openai==1.7.4 wyoming==1.10.2
+CLIENTS := openai==3.57.0 ollama==0.6.3 langchain-openai==1.7.4 wyoming==1.10.2 schemathesis==4.32.5
 
 build/clients/installed: Makefile
 	$(PYTHON) -m venv build/clients
@@ -95,7 +95,7 @@ build/clients/installed: Makefile
 	touch $@
 
 test-serve: $(BUNDLE) build/host/mxdraft build/clients/installed
-	MXDRAFT_CLIENTS=build/clients/bin/python $(VENV)/bin/pytest -q tests/test_serve.py -k real_clients
+	MXDRAFT_CLIENTS=build/clients/bin/python $(VENV)/bin/pytest -q tests/test_serve.py -k 'real_clients or schemathesis'
 
 soak-serve: $(BUNDLE) build/host/mxdraft
 	$(VENV)/bin/python tests/serve_soak.py build/host/mxdraft $(BUNDLE) $(SECONDS)

@@ -83,12 +83,11 @@ static bool allows_origin(const server *s, const http_request *r) {
 void route(server *s, connection *c) {
     const http_request *r = &c->request;
     const dialect *d = &openai_chat_dialect;
-    const path_entry *found = NULL;
-    bool known = false;
+    const path_entry *found = NULL, *known = NULL;
     http_method method = r->method == HTTP_HEAD ? HTTP_GET : r->method;
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         if (!http_is(r->path, paths[i].path)) continue;
-        known = true;
+        known = &paths[i];
         if (paths[i].method == method) found = &paths[i];
     }
     if (!allows_origin(s, r)) {
@@ -102,6 +101,7 @@ void route(server *s, connection *c) {
     } else if (found) {
         found->answer(s, c);
     } else if (known) {
+        c->allow = known->method == HTTP_GET ? "GET, HEAD" : "POST";
         refuse(s, c, d, 405, NULL, "this path takes another method");
     } else {
         refuse(s, c, d, 404, NULL, "no such path: %.*s", (int)(r->path.length < 200 ? r->path.length : 200),

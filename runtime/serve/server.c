@@ -78,6 +78,7 @@ static void append_head(const server *s, connection *c, int status, const char *
                     s->settings->cors);
     }
     if (c->policy) append_text(&c->out, "Content-Security-Policy: %s\r\nReferrer-Policy: no-referrer\r\n", c->policy);
+    if (c->allow) append_text(&c->out, "Allow: %s\r\n", c->allow);
     if (status == 401) append_text(&c->out, "WWW-Authenticate: Bearer\r\n");
     if (status == 503) append_text(&c->out, "Retry-After: 5\r\n");
     append_text(&c->out, "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n%s",
@@ -178,7 +179,7 @@ static void next_request(connection *c) {
     c->sent = c->out.length = 0;
     c->busy = c->has_head = false;
     c->request = (http_request){0};
-    c->policy = NULL;
+    c->policy = c->allow = NULL;
     c->deadline = clock_seconds() + (c->in.length > 0 ? HEAD_S : IDLE_S);
 }
 

@@ -43,6 +43,7 @@ typedef struct connection {
     http_request request; /* while busy; its texts are in `in` */
     bool has_head;
     const char *policy; /* Content-Security-Policy of the answer; NULL: none */
+    const char *allow;  /* methods that a path takes, where it takes others than the request's; NULL: nothing to say */
     exchange *exchange; /* NULL: none */
 } connection;
 
