@@ -35,6 +35,8 @@ TABLE = Path(__file__).with_name("mutations.toml")
 WORK = REPOSITORY / "build" / "mutants"
 TREE = WORK / "tree"
 GCC = ["gcc", "-std=c11", "-O1", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w"]
+RESULTS = WORK / "results.json"
+STATEFUL = "fuzz/api.c"
 FUZZER = WORK / "objects" / "api.o"
 LEAST_SCORE = 0.95
 LONGEST_S = 300  # of tests that a mutant keeps from ending; that is noticed, too
@@ -115,6 +117,11 @@ def object_of(path: Path) -> Path:
     return WORK / "objects" / ("_".join(path.parts[1:]) + ".o")
 
 
+def is_old(path: Path) -> bool:
+    made = object_of(path)
+    return not made.exists() or made.stat().st_mtime < (TREE / path).stat().st_mtime
+
+
 def link() -> None:
     """Make library and command line of the object files."""
     library, rest = sources("src", "kernels", "bench"), sources("cli", "serve")
@@ -130,11 +137,10 @@ def build_all(changed: set[Path]) -> None:
     (WORK / "objects").mkdir(parents=True, exist_ok=True)
     files = sources("src", "kernels", "bench", "cli", "serve")
     if not any(path.suffix == ".h" for path in changed):
-        files = [path for path in files if path in changed or not object_of(path).exists()]
+        files = [path for path in files if path in changed or is_old(path)]
     with ThreadPoolExecutor(2) as pool:
         for done in pool.map(compile_one, files):
             assert done.returncode == 0, done.stderr.decode("utf-8")
-    link()
 
 
 def make_fuzzer() -> None:
@@ -174,18 +180,16 @@ def fuzz_failure() -> str:
 
 def failure(tests: tuple[str, ...]) -> str:
     """Run tests of TREE; returns the first that failed, or why they did not end, or "" if all passed."""
-    if tests[0] == "fuzz/api.c":
-        return fuzz_failure() or failure(tests[1:])
+    if tests == (STATEFUL,):
+        return fuzz_failure()
+    link()
     env = os.environ | {
         "PYTHONPATH": str(TREE / "toolchain"),
         "PYTHONDONTWRITEBYTECODE": "1",
         "MXDRAFT_LIBRARY": str(TREE / "build" / "host" / "libmxdraft.so"),
     }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
-    command += [
-        "-k",
-        "not nothing_reads",
-    ]  # these compile a library of their own, and run tests that run here anyway
+    command += ["-k", "not nothing_reads"]  # these only run others once more, in a debug build
     process = subprocess.Popen(
         [*command, *(f"tests/{test}" for test in tests)],
         cwd=TREE,
@@ -207,7 +211,7 @@ def failure(tests: tuple[str, ...]) -> str:
     return failed[0] if failed else f"pytest ended with {process.returncode}"
 
 
-def noticed_by(mutation: Mutation) -> str:
+def noticed_by(mutation: Mutation, tests: tuple[str, ...]) -> str:
     """Build and test one mutant; returns who noticed it, "" if nobody did. Leaves TREE as it was."""
     path = TREE / mutation.path
     text = path.read_text(encoding="utf-8")
@@ -215,41 +219,41 @@ def noticed_by(mutation: Mutation) -> str:
     try:
         if compile_one(mutation.path).returncode:
             raise ValueError(f"{mutation.file}: {mutation.replace!r} does not compile")
-        link()
-        return failure(mutation.tests)
+        return failure(tests)
     finally:
         path.write_text(text, encoding="utf-8")
         compile_one(mutation.path)
 
 
-def check_baseline(mutations: list[Mutation]) -> None:
-    """Without a mutation every test must pass, or failing would say nothing."""
-    every = dict.fromkeys(test for mutation in mutations for test in mutation.tests)
-    failed = failure(tuple(sorted(every)))  # fuzz/api.c is the first
-    if failed:
+def run(stage: str, tests_of: dict[Mutation, tuple[str, ...]], results: dict[str, str]) -> None:
+    """Try the mutations that nobody has noticed yet, each with its tests."""
+    left = {
+        mutation: tests for mutation, tests in tests_of.items() if tests and not results.get(mutation.key)
+    }
+    if not left:
+        return
+    failed = failure(tuple(dict.fromkeys(test for tests in left.values() for test in tests)))
+    if failed:  # then failing would say nothing
         raise SystemExit(f"without a mutation: {failed}")
+    for number, (mutation, tests) in enumerate(left.items(), 1):
+        start = time.monotonic()
+        results[mutation.key] = noticed_by(mutation, tests)
+        RESULTS.write_text(json.dumps(results, indent=1))
+        place, seconds = f"{stage} [{number}/{len(left)}] {mutation.file}", time.monotonic() - start
+        verdict = results[mutation.key] or "not noticed"
+        print(f"{place}: {mutation.find!r}: {verdict} ({seconds:.0f} s)", flush=True)
 
 
 def main() -> None:
-    results_file = WORK / "results.json"
-    results: dict[str, str] = json.loads(results_file.read_text()) if results_file.exists() else {}
+    results: dict[str, str] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     table = [mutation for mutation in read_table() if mutation.file in (sys.argv[1:] or [mutation.file])]
     runs = [mutation for mutation in table if not mutation.equivalent]
-    left = [mutation for mutation in runs if not results.get(mutation.key)]
-    if left:
+    if not all(results.get(mutation.key) for mutation in runs):
         build_all(copy_tree())
         make_fuzzer()
-        check_baseline(left)
-    for number, mutation in enumerate(left, 1):
-        start = time.monotonic()
-        results[mutation.key] = noticed_by(mutation)
-        results_file.write_text(json.dumps(results, indent=1))
-        verdict = results[mutation.key] or "SURVIVED"
-        seconds = time.monotonic() - start
-        print(
-            f"[{number}/{len(left)}] {mutation.file}: {mutation.find!r}: {verdict} ({seconds:.0f} s)",
-            flush=True,
-        )
+        run("fuzz", {mutation: tuple({STATEFUL} & {*mutation.tests}) for mutation in runs}, results)
+        pytests = {m: tuple(test for test in m.tests if test != STATEFUL) for m in runs}
+        run("tests", pytests, results)
     survivors = [mutation for mutation in runs if not results[mutation.key]]
     for mutation in survivors:
         print(f"survived: {mutation.file}: {mutation.find!r} -> {mutation.replace!r}")
