@@ -607,7 +607,7 @@ def test_help_has_an_example(program: Sequence[str], command: str) -> None:
 
 
 def test_both_have_the_same_options() -> None:
-    host_only = {"verify": {"--full", "--quick", "--onnx", "--html", "--json"}}
+    host_only = {"verify": {"--full", "--quick", "--onnx", "--weights", "--html", "--json"}}
     for command in ("generate", "chat", "tokenize", "verify", "bench", "info"):
         c, python = (
             set(re.findall(r"^  (--?[a-z-]+)", run(program, command, "--help").stdout.decode("utf-8"), re.M))

@@ -277,10 +277,12 @@ static bool has_sequences(const mxd_engine *g) {
 }
 
 /* Return whether a step of one row takes less than half as long as `costs` say. Then other programs disturbed the
- * measuring, and costs of different widths do not even have the right ratios. */
+ * measuring, and costs of different widths do not even have the right ratios. Steps below a millisecond vary that much by themselves. */
 static bool are_outdated(mxd_engine *g, const mxd_costs *costs) {
+    const double shortest = 1e-3;
     double least = costs->step[1];
-    if (has_sequences(g) || mxd_engine_enter(g, NULL)) return false; /* a row would overwrite theirs */
+    if (least < shortest || has_sequences(g) || mxd_engine_enter(g, NULL))
+        return false; /* a row would overwrite theirs */
     for (int round = 0; round < LOOKS; round++) {
         double seconds;
         if (!mxd_time_rows(g, first_position(g), 1, mxd_first_pass(g), &seconds, NULL))
