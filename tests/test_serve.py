@@ -584,7 +584,7 @@ def test_the_page_reads_what_the_server_says(server: Server, tmp_path: Path) -> 
 
 
 def test_home_assistants_requests(server: Server) -> None:
-    """What its two integrations send while they are set up and in use, by hand from their source."""
+    """What its two integrations send while they are set up and in use, written by hand."""
     assert [m["id"] for m in json.loads(server.request("/v1/models")[2])["data"]] == ["t"]
     function = {
         "name": "test_function",
