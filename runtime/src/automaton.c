@@ -85,14 +85,6 @@ mxd_piece mxd_piece_maybe(mxd_nfa *n, mxd_piece a) {
     return mxd_piece_or(n, a, mxd_piece_empty(n));
 }
 
-mxd_piece mxd_piece_repeat(mxd_nfa *n, mxd_piece a) {
-    mxd_piece p = {mxd_nfa_add(n), mxd_nfa_add(n)};
-    mxd_nfa_link(n, p.in, a.in);
-    mxd_nfa_link(n, a.out, p.in);
-    mxd_nfa_link(n, a.out, p.out);
-    return p;
-}
-
 /* ---- subset construction ---- */
 
 /* Each deterministic state is a set of the other automaton's states: those with a byte edge, and the way out. */

@@ -34,11 +34,10 @@ void mxd_nfa_free(mxd_nfa *n);
 mxd_piece mxd_piece_empty(mxd_nfa *n);
 mxd_piece mxd_piece_range(mxd_nfa *n, uint8_t low, uint8_t high);
 mxd_piece mxd_piece_bytes(mxd_nfa *n, const char *bytes, size_t len);
-/* Join pieces: one after the other; either one; one or nothing; one or several. The parts are used up. */
+/* Join pieces: one after the other; either one; one or nothing. The parts are used up. */
 mxd_piece mxd_piece_then(mxd_nfa *n, mxd_piece a, mxd_piece b);
 mxd_piece mxd_piece_or(mxd_nfa *n, mxd_piece a, mxd_piece b);
 mxd_piece mxd_piece_maybe(mxd_nfa *n, mxd_piece a);
-mxd_piece mxd_piece_repeat(mxd_nfa *n, mxd_piece a);
 /* Let `from` go on to `to` without a byte. */
 void mxd_nfa_link(mxd_nfa *n, uint32_t from, uint32_t to);
 /* Return a new state without edges. */
