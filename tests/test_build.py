@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets, the cross-build, its audit, and the wheel."""
+"""Targets, the cross-build, its audit, wheel, packages, release."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +24,7 @@ from mxdraft.errors import RefusedError, TransferError, UsageError
 from mxdraft.ship.build import FLAGS, build, compiler, link
 from mxdraft.ship.deb import build_deb
 from mxdraft.ship.elf import audit
+from mxdraft.ship.release import build_release
 from mxdraft.ship.targets import REPOSITORY, load_target
 from mxdraft.ship.wheel import build_wheel
 
@@ -493,3 +497,34 @@ def test_make_rebuilds_what_an_edit_makes_stale(made: Path, edited: str, command
         assert re.findall(r"^\.venv/bin/mxdraft (\w+)", would_run(made), re.MULTILINE) == commands
     finally:
         os.utime(made / edited, (1000, 1000))
+
+
+# ---- release ----
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="releases are made on x86-64")
+def test_release_is_reproducible_and_lists_itself(tmp_path: Path) -> None:
+    files = build_release(tmp_path / "a")
+    again = build_release(tmp_path / "b")
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in again]
+    assert sorted(path.name for path in files) == sorted(path.name for path in (tmp_path / "a").iterdir())
+    for ending in (".tar.gz", "_x86_64.whl", "_aarch64.whl", "_amd64.deb", "_arm64.deb"):
+        assert len([path for path in files if path.name.endswith(ending)]) == 1
+    check = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
+    subprocess.run(check, cwd=tmp_path / "a", check=True)
+    bill = json.loads((tmp_path / "a/mxdraft.cdx.json").read_text(encoding="utf-8"))
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    listed = {each["name"]: each for each in bill["components"]}
+    for path in files[:-2]:  # all but the two lists
+        (digest,) = listed[path.name]["hashes"]
+        assert digest["content"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert {"musl", "numpy", "cffi", "click"} <= listed.keys()
+    files[0].write_bytes(b"damaged")
+    assert subprocess.run(check, cwd=tmp_path / "a", capture_output=True, check=False).returncode == 1
+
+
+def test_release_is_refused_where_host_is_no_x86_64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(RefusedError, match="host is aarch64, a release needs x86_64: make it on x86-64"):
+        build_release(tmp_path / "a")
+    assert not (tmp_path / "a").exists()

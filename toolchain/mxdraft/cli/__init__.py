@@ -53,6 +53,7 @@ COMMANDS = {
     "evaluate": ("mxdraft.cli.evaluate", "measure a bundle's quality, or a drafter's acceptance"),
     "calibrate": ("mxdraft.cli.origin", "fit what core tokens are to a bundle"),
     "build": ("mxdraft.cli.deploy", "the C runtime for a target"),
+    "package": ("mxdraft.cli.deploy", "make all files of a release"),
     "deploy": ("mxdraft.cli.deploy", "ship a bundle to devices, prove it there, switch"),
     "rollback": ("mxdraft.cli.deploy", "switch a device back"),
     "status": ("mxdraft.cli.deploy", "what is deployed on a device"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""build, deploy, rollback and status. Imports are local, for they need the extras."""
+"""build, package, deploy, rollback and status. Imports are local, for they need the extras."""
 
 from __future__ import annotations
 
@@ -49,6 +49,16 @@ def build(target: str, wheel: bool, deb: bool, streamline: Path | None) -> None:
     if deb:
         paths.append(build_deb(target))
     for path in paths:
+        print_line(path)
+
+
+@click.command(epilog="Example: mxdraft package -o dist")
+@click.option("-o", "folder", metavar="DIR", type=PATH, required=True, help="Directory to put them into.")
+def package(folder: Path) -> None:
+    """Make all files of a release and print their paths, SHA256SUMS last."""
+    from mxdraft.ship.release import build_release
+
+    for path in build_release(folder):
         print_line(path)
 
 
