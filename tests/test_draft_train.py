@@ -40,7 +40,7 @@ from mxdraft.train.draft_train import (  # noqa: E402
     train_drafter,
 )
 from mxdraft.train.drafter import load_drafter, save_drafter  # noqa: E402
-from mxdraft.train.features import bundle_target  # noqa: E402
+from mxdraft.train.features import Features, bundle_target  # noqa: E402
 from mxdraft.train.model import Llama  # noqa: E402
 from mxdraft.train.recipe import DraftRecipe, read_recipe  # noqa: E402
 
@@ -367,6 +367,18 @@ def test_a_drafter_may_learn_from_full_precision(folder: Path, tmp_path: Path) -
     assert np.array_equal(streams, wanted.astype(np.float16))
     (in_torch,) = full.residuals(torch.from_numpy(document)[None], [4])
     assert np.std(streams[:, 2] - in_torch[0].numpy()) < 0.05 * np.std(wanted[:, 2])
+
+
+def test_features_of_some_documents(folder: Path, tmp_path: Path) -> None:
+    """Numbers of other corpora are left out."""
+    documents = [Corpus.load(folder / "text.npz").documents[i].tokens for i in range(4)]
+    features = Features(folder / "t.mxb", "base", [4], documents, tmp_path / "f.npy")
+    told = []
+    features.compute(told.append, [-1, 1, 3, 4, 99])
+    assert told == [28, 28]
+    assert [bool(features.of(i).any()) for i in range(4)] == [False, True, False, True]
+    features.compute(told.append)
+    assert len(told) == 4
 
 
 def test_extra_rows_are_the_tokens_seen_so_far() -> None:

@@ -80,10 +80,10 @@ class Features:
     def compute(
         self, progress: Callable[[int], None] | None = None, numbers: Sequence[int] | None = None
     ) -> None:
-        """Fill the file for documents ``numbers`` (all); ``progress`` gets the number of tokens
-        after each document."""
-        asked = range(len(self.documents)) if numbers is None else numbers
-        wanted = [number for number in asked if not self._known[number]]
+        """Fill the file for those of ``numbers`` that are documents (all); ``progress`` gets the number of
+        tokens after each document."""
+        asked = set(range(len(self.documents)) if numbers is None else numbers)
+        wanted = [i for i in range(len(self.documents)) if i in asked and not self._known[i]]
         if not wanted:
             return
         ctx = max(2, *(len(self.documents[number]) for number in wanted))
