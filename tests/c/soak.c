@@ -352,8 +352,11 @@ int main(int argc, char **argv) {
 #ifdef __SANITIZE_THREAD__ /* which needs ever more memory itself */
     return 0;
 #endif
-    const resources *first = &peak[0], *last = &peak[QUARTERS - 1];
-    if (last->resident_kib > first->resident_kib + GROWTH_KIB) fail("resident memory grows");
+    const resources *first = &peak[1],
+                    *last = &peak[QUARTERS - 1]; /* the first quarter may be too short for a whole text */
+    /* Pages are touched for the first time for about a minute; the heap is exact from the beginning. */
+    bool warm = seconds / QUARTERS >= 60;
+    if (warm && last->resident_kib > first->resident_kib + GROWTH_KIB) fail("resident memory grows");
     if (last->heap > first->heap + HEAP_GROWTH) fail("the heap grows");
     if (last->descriptors > first->descriptors) fail("descriptors grow");
     return 0;
